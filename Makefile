@@ -1,0 +1,31 @@
+# `make run` trains, evaluates and reports; `make test` runs the tests. Both set up .venv first.
+
+# The Python that .venv is made from: any from 3.11 on. `make PYTHON=/path/to/python3.12 test` names another.
+PYTHON ?= $(shell for name in python3.11 python3 python3.12 python3.13; do \
+	if $$name -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then echo $$name; break; fi; done)
+ARGS ?=
+
+.PHONY: run test lint clean
+
+run: .venv/ready
+	.venv/bin/python launch/tpu.py --exp=mtrl_search $(ARGS)
+
+test: .venv/ready
+	.venv/bin/python -m pytest $(ARGS)
+
+lint: .venv/ready
+	.venv/bin/lint-imports
+	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
+	.venv/bin/mypy
+
+clean:
+	rm -rf .venv build *.egg-info .mypy_cache .pytest_cache .ruff_cache .import_linter_cache
+
+# Made anew when what is to be installed changes, so that a package dropped from setup.cfg is gone here too. The mark is
+# written last: an interrupted set-up is begun again.
+.venv/ready: setup.cfg constraints.txt pyproject.toml
+	@test -n "$(PYTHON)" || { echo "make: error: no Python from 3.11 on was found; name one: make PYTHON=/path/to/python3" >&2; exit 2; }
+	$(PYTHON) -m venv --clear .venv
+	.venv/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[test]'
+	@touch $@

@@ -1,0 +1,57 @@
+"""Multi-turn RL of a search agent: the main experiment, at the scale that the machine allows.
+
+Scale `local` (about 20 minutes on 2 CPU cores): a decoder of 2 M parameters, trained here from nothing on the reference
+pages of the installed numeric packages. Behaviour cloning of a scripted demonstrator of mixed quality makes the base agent;
+group-relative PPO on nDCG@10 tunes it. Expected on the held-out tasks: failures fall below 3 %, and nDCG@10 rises well above
+both the base and every one-shot retriever. README.md shows the table of a run.
+
+    python launch/tpu.py --exp=mtrl_search
+"""
+
+from searchrl_jax.config.schema import (
+    BatchConfig,
+    DataConfig,
+    EnvConfig,
+    Experiment,
+    ModelConfig,
+    OptimizerConfig,
+    RLConfig,
+    RolloutConfig,
+    SamplingConfig,
+    ScheduleConfig,
+    ValConfig,
+    WarmupConfig,
+)
+
+SCALES = ("local",)
+
+
+def config(scale: str) -> Experiment:
+    """The experiment at `scale`.
+
+    Raises:
+        ValueError: there is no such scale.
+    """
+    if scale not in SCALES:
+        raise ValueError(f"scale: expected auto or one of {', '.join(SCALES)}, got {scale!r}; choose one of these")
+    return Experiment(
+        exp="mtrl_search",
+        scale=scale,
+        batch=BatchConfig(global_batch_size=12, group_size=8, micro_batch_rows=3),
+        rl=RLConfig(minibatches=2),
+        sampling=SamplingConfig(sampling_max_tokens=64),
+        val=ValConfig(temperatures=(1.0, 0.0)),
+        schedule=ScheduleConfig(max_steps=50, val_every=25, save_every=5),
+        optimizer=OptimizerConfig(learning_rate=3e-4),
+        rollout=RolloutConfig(rollout_max_concurrency=32, decode_chunk=16),
+        data=DataConfig(),
+        env=EnvConfig(
+            max_turns=5,
+            max_tokens_per_episode=768,
+            observation_words=8,
+            observation_tokens=140,
+            see_also=4,
+        ),
+        model=ModelConfig(num_layers=4, model_dim=192, ff_dim=512, num_heads=4, num_kv_heads=2, head_dim=48, vocab_size=2048),
+        warmup=WarmupConfig(steps=1200, learning_rate=2e-3, lazy=0.44, rambling=0.08, overlong=0.08),
+    )

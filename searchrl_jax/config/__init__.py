@@ -1,0 +1,1 @@
+"""What a run is told: frozen dataclasses with checked fields, overrides by dotted name, and the command line."""

@@ -1,0 +1,310 @@
+"""Every setting of an experiment: its name, default, range and meaning.
+
+Names, defaults and meanings of the training groups are those of the published multi-turn RL service, so that its
+recipes can be read here. Its ranges are not: limits such as "batches of 32, 64 or 128 prompts" or "timeouts from 300 s"
+are a product's, and a run on two CPU cores lies outside them. A range here excludes only what has no meaning.
+"""
+
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
+
+from searchrl_jax.config.checks import Checked, within
+
+
+@dataclass(frozen=True)
+class BatchConfig(Checked):
+    """How many rollouts make a training step."""
+
+    group: ClassVar[str] = "batch"
+    global_batch_size: int = field(default=128, metadata=within(1))
+    """Unique prompts per training step."""
+    group_size: int = field(default=8, metadata=within(1))
+    """Rollouts per prompt; the group is the baseline of its members, so a group of one has no advantage."""
+    micro_batch_rows: int = field(default=1, metadata=within(1))
+    """Training rows, each as long as the longest episode may be, that one gradient computation takes."""
+
+
+@dataclass(frozen=True)
+class RLConfig(Checked):
+    """From rewards to the policy gradient."""
+
+    group: ClassVar[str] = "rl"
+    advantage_method: Literal[
+        "monte_carlo",
+        "group_based",
+        "group_based_per_turn",
+        "rloo",
+        "reinforce_pp",
+        "reinforce_pp_baseline",
+        "opo",
+        "grpo_passk",
+        "gpg",
+    ] = "group_based"
+    """Advantage estimator; group_based is GRPO's."""
+    loss_fn: Literal["importance_sampling", "ppo", "cispo"] = "ppo"
+    """Policy-gradient loss."""
+    clip_low_threshold: float = field(default=0.8, metadata=within(0, 1))
+    """Lower bound on the ratio new policy / behaviour policy: the bound itself, not a distance from 1."""
+    clip_high_threshold: float = field(default=1.2, metadata=within(1))
+    """Upper bound on the ratio new policy / behaviour policy."""
+    advantage_normalization: bool = True
+    """Divide advantages by their standard deviation."""
+    minibatches: int = field(default=1, metadata=within(1))
+    """Gradient steps that one batch of rollouts is split into."""
+
+
+@dataclass(frozen=True)
+class SamplingConfig(Checked):
+    """How training rollouts are sampled."""
+
+    group: ClassVar[str] = "sampling"
+    temperature: float = field(default=1.0, metadata=within(0, 2, above=True))
+    """Sampling temperature; above 0, since a greedy rollout has no behaviour probability to learn from."""
+    sampling_top_p: float = field(default=1.0, metadata=within(0, 1, above=True))
+    """Nucleus cutoff."""
+    sampling_max_tokens: int = field(default=4096, metadata=within(1))
+    """Cap on the tokens of one turn; an episode whose turn reaches it has failed."""
+
+
+@dataclass(frozen=True)
+class ValConfig(Checked):
+    """Validation during training."""
+
+    group: ClassVar[str] = "val"
+    temperatures: tuple[float, ...] = field(default=(1.0, 0.0), metadata=within(0, 2))
+    """Sampling temperatures, each validated at; 0 is greedy decoding. The first one's metrics are `val/`."""
+    sampling_top_p: float = field(default=1.0, metadata=within(0, 1, above=True))
+    """Nucleus cutoff."""
+    val_batch_size: int = field(default=0, metadata=within(0))
+    """Validation tasks to use, always the same ones; 0 for all of them."""
+    val_at_start: bool = True
+    """Validate once before the first step, as the curve's baseline."""
+
+
+@dataclass(frozen=True)
+class ScheduleConfig(Checked):
+    """How long to train, and what happens every so many steps."""
+
+    group: ClassVar[str] = "schedule"
+    max_epochs: int = field(default=1, metadata=within(1))
+    """Passes over the training tasks, each with fresh rollouts."""
+    max_steps: int = field(default=50, metadata=within(0))
+    """Most training steps; training ends at whichever of the two limits comes first. 0 evaluates the base alone."""
+    val_every: int = field(default=10, metadata=within(0))
+    """Steps between validations; 0 for none."""
+    save_every: int = field(default=1, metadata=within(1))
+    """Steps between checkpoints."""
+
+
+@dataclass(frozen=True)
+class OptimizerConfig(Checked):
+    """Adam with decoupled weight decay and clipping by global norm."""
+
+    group: ClassVar[str] = "optimizer"
+    learning_rate: float = field(default=4e-5, metadata=within(0, 1e-2, above=True))
+    """Constant learning rate of reinforcement learning."""
+    adam_beta1: float = field(default=0.9, metadata=within(0, 0.999999))
+    """Decay of the gradient's running mean."""
+    adam_beta2: float = field(default=0.95, metadata=within(0, 0.999999))
+    """Decay of the squared gradient's running mean."""
+    adam_eps: float = field(default=1e-8, metadata=within(1e-16, 1e-2))
+    """Added to the root of the second moment."""
+    adam_weight_decay: float = field(default=0.0, metadata=within(0, 1))
+    """Decoupled weight decay, as in AdamW."""
+    adam_grad_clip_norm: float = field(default=1.0, metadata=within(0, 100))
+    """Largest global gradient norm; 0 for no clipping."""
+
+
+@dataclass(frozen=True)
+class RolloutConfig(Checked):
+    """The engine that plays episodes."""
+
+    group: ClassVar[str] = "rollout"
+    rollout_max_concurrency: int = field(default=96, metadata=within(1))
+    """Rollouts in flight: the slots of the engine."""
+    rollout_timeout: float = field(default=600.0, metadata=within(0, above=True))
+    """Seconds after which a rollout counts as failed."""
+    rollout_max_retries: int = field(default=3, metadata=within(0))
+    """Tries more that a rollout gets after its tools failed, before it is masked and counted."""
+    decode_chunk: int = field(default=16, metadata=within(1))
+    """Tokens that live slots decode between two looks at finished turns and waiting observations."""
+
+
+@dataclass(frozen=True)
+class DataConfig(Checked):
+    """Documents and tasks."""
+
+    group: ClassVar[str] = "data"
+    corpus: str = "pydocs"
+    """`pydocs` for the embedded corpus, or the path of a JSONL file of documents."""
+    tasks: str = ""
+    """Path of a JSONL file of tasks; empty for the embedded corpus, which brings its own."""
+
+    bm25_stemmer: str = ""
+    """Snowball stemmer of the lexical index, such as english; empty for none."""
+    vector_index: Literal["scann", "exact"] = "scann"
+    """How the vector index searches; exact needs no ScaNN and no AVX2."""
+
+    def check(self) -> None:
+        """A corpus of one's own needs tasks of one's own, and the embedded corpus takes none."""
+        if self.corpus != "pydocs" and not self.tasks:
+            raise ValueError(f"data.tasks: expected a JSONL file of tasks over {self.corpus!r}, got ''; name one")
+        if self.corpus == "pydocs" and self.tasks:
+            raise ValueError(
+                f"data.tasks: expected '' with the embedded corpus, got {self.tasks!r}; "
+                "name its documents in data.corpus"
+            )
+
+
+@dataclass(frozen=True)
+class EnvConfig(Checked):
+    """Limits and observations of the search environment."""
+
+    group: ClassVar[str] = "env"
+    max_turns: int = field(default=8, metadata=within(1))
+    """Turns of the policy in one episode, the submitting one included."""
+    max_tokens_per_episode: int = field(default=65536, metadata=within(1))
+    """Tokens of prompt, turns and observations together."""
+    results_per_search: int = field(default=5, metadata=within(1))
+    """Documents that one search shows."""
+    observation_words: int = field(default=24, metadata=within(0))
+    """Words of a document's text that an observation shows."""
+    observation_tokens: int = field(default=256, metadata=within(16))
+    """Token budget of one observation."""
+    see_also: int = field(default=4, metadata=within(0))
+    """Names of linked documents that an observation shows for each result."""
+    tool_timeout: float = field(default=10.0, metadata=within(0, above=True))
+    """Seconds after which a tool call counts as a failure of the tool."""
+
+
+@dataclass(frozen=True)
+class ModelConfig(Checked):
+    """Shape of the decoder."""
+
+    group: ClassVar[str] = "model"
+    num_layers: int = field(default=4, metadata=within(1))
+    """Decoder blocks."""
+    model_dim: int = field(default=192, metadata=within(1))
+    """Width of the residual stream."""
+    ff_dim: int = field(default=512, metadata=within(1))
+    """Width of the feed-forward layer."""
+    num_heads: int = field(default=6, metadata=within(1))
+    """Query heads."""
+    num_kv_heads: int = field(default=2, metadata=within(1))
+    """Key and value heads; divides num_heads."""
+    head_dim: int = field(default=32, metadata=within(2))
+    """Size of one head; even, since rotary embeddings turn pairs."""
+    vocab_size: int = field(default=2048, metadata=within(1))
+    """Entries of the tokenizer that is trained, and rows of the embedding."""
+    rope_theta: float = field(default=10000.0, metadata=within(1, above=True))
+    """Base of the rotary embedding's wavelengths."""
+    conv_width: int = field(default=4, metadata=within(0))
+    """Taps of the causal convolution on what keys and values are made of; 0 for none."""
+
+    def check(self) -> None:
+        """Heads share out evenly, and their size is even."""
+        if self.num_heads % self.num_kv_heads:
+            raise ValueError(
+                f"model.num_kv_heads: expected a divisor of model.num_heads = {self.num_heads}, "
+                f"got {self.num_kv_heads}; change one of the two"
+            )
+        if self.head_dim % 2:
+            raise ValueError(f"model.head_dim: expected an even integer, got {self.head_dim}; rotary pairs need one")
+
+
+@dataclass(frozen=True)
+class WarmupConfig(Checked):
+    """Behaviour cloning of a scripted demonstrator of mixed quality: it makes the base agent."""
+
+    group: ClassVar[str] = "warmup"
+    steps: int = field(default=0, metadata=within(0))
+    """Updates of behaviour cloning; 0 begins reinforcement learning with the weights as they are."""
+    copy_steps: int = field(default=0, metadata=within(0))
+    """First updates that take random sequences, each repeated, in place of demonstrations: they teach copying."""
+    learning_rate: float = field(default=1e-3, metadata=within(0, 1, above=True))
+    """Peak learning rate of behaviour cloning."""
+    lazy: float = field(default=0.0, metadata=within(0, 1))
+    """Share of demonstrations that stop after one search."""
+    rambling: float = field(default=0.0, metadata=within(0, 1))
+    """Share of demonstrations that search on until the turn limit."""
+    overlong: float = field(default=0.0, metadata=within(0, 1))
+    """Share of demonstrations with a turn that runs into the token limit."""
+
+    def check(self) -> None:
+        """Shares of imperfect demonstrations sum to at most 1; the rest are good ones."""
+        total = self.lazy + self.rambling + self.overlong
+        if total > 1:
+            raise ValueError(
+                f"warmup.lazy + warmup.rambling + warmup.overlong: expected at most 1, got {total:g}; lower one of them"
+            )
+
+
+@dataclass(frozen=True)
+class EvaluationConfig(Checked):
+    """The comparison on test tasks that ends a run."""
+
+    group: ClassVar[str] = "evaluation"
+    temperatures: tuple[float, ...] = field(default=(1.0, 0.5, 0.0), metadata=within(0, 2))
+    """Temperatures at which base and tuned agent are compared; 0 is greedy decoding."""
+    tasks: int = field(default=0, metadata=within(0))
+    """Test tasks to use; 0 for all of them."""
+    bootstrap_samples: int = field(default=10000, metadata=within(1))
+    """Resamples behind each interval and each permutation p-value."""
+
+
+@dataclass(frozen=True)
+class TrackerConfig(Checked):
+    """Where metrics go beside the run directory."""
+
+    group: ClassVar[str] = "tracker"
+    wandb: Literal["off", "offline", "online"] = "off"
+    """Whether metrics are mirrored to Weights & Biases, and whether it uses the network."""
+    project: str = "searchrl_jax"
+    """Project under which the mirror files the run."""
+
+
+@dataclass(frozen=True)
+class MeshConfig(Checked):
+    """Devices along each axis of the mesh; their product is the number of devices used."""
+
+    group: ClassVar[str] = "mesh"
+    data: int = field(default=1, metadata=within(1))
+    """Copies of the parameters, each with its share of the batch."""
+    fsdp: int = field(default=1, metadata=within(1))
+    """Devices that share the parameters and the batch."""
+    tensor: int = field(default=1, metadata=within(1))
+    """Devices that share heads and feed-forward width."""
+
+
+@dataclass(frozen=True)
+class Experiment(Checked):
+    """All settings of one run."""
+
+    exp: str
+    """Name of the experiment's file in experiments/."""
+    scale: str
+    """Scale of the experiment that these settings are for."""
+    seed: int = field(default=0, metadata=within(0, 2**31 - 1))
+    """Every random choice of the run follows from it."""
+    workdir: str = ""
+    """Run directory; empty for runs/EXP."""
+    time_limit_hours: float = field(default=24.0, metadata=within(0, above=True))
+    """Hours after which the run checkpoints and ends; the same command goes on from there."""
+    batch: BatchConfig = field(default_factory=BatchConfig)
+    rl: RLConfig = field(default_factory=RLConfig)
+    sampling: SamplingConfig = field(default_factory=SamplingConfig)
+    val: ValConfig = field(default_factory=ValConfig)
+    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    rollout: RolloutConfig = field(default_factory=RolloutConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    env: EnvConfig = field(default_factory=EnvConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    warmup: WarmupConfig = field(default_factory=WarmupConfig)
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    tracker: TrackerConfig = field(default_factory=TrackerConfig)
+    mesh: MeshConfig = field(default_factory=MeshConfig)
+
+
+# What may change between a run and its continuation: none of these can change a sampled token or a parameter.
+RESUMABLE_CHANGES = ("workdir", "time_limit_hours", "tracker")

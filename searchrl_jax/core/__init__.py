@@ -1,0 +1,1 @@
+"""What every other layer may use: plain arithmetic and conventions that depend on nothing else in the package."""

@@ -1,0 +1,199 @@
+"""A scripted demonstrator of mixed quality, which behaviour cloning imitates.
+
+It plays real episodes of the environment on training tasks, knows their judgements, and plays in one of four styles, drawn
+at random *given* the question: failures that depended on the question would be the same in all rollouts of a group, and
+a group without variance teaches nothing.
+
+    good      searches with what the question quotes, reads, searches for the names that the right page points to (or for
+              the second quotation), ranks what the judgements say first
+    lazy      searches once and submits what came back, in its order
+    rambling  searches on and on until the turn limit
+    overlong  loses itself in a query until the token limit of the turn, without repeating a word: demonstrations
+              that repeat themselves teach loops that reinforcement learning does not unlearn
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Bool, Int32
+
+from searchrl_jax.data.schema import Document, Task
+from searchrl_jax.env.rewards import TOKEN_LIMIT
+from searchrl_jax.env.search_env import Episode, SearchEnv, StepResult
+from searchrl_jax.text.hermes import Call, HermesDialect, search_call, submit_call
+
+GOOD, LAZY, RAMBLING, OVERLONG = "good", "lazy", "rambling", "overlong"
+
+
+@dataclass(frozen=True)
+class Demonstration:
+    """One episode, token by token; `is_action` is true on what a policy would have sampled."""
+
+    task_id: str
+    style: str
+    status: str
+    reward: float | None
+    token_ids: Int32[np.ndarray, " L"]
+    is_action: Bool[np.ndarray, " L"]
+
+
+class Demonstrator:
+    """Plays training tasks of `env`.
+
+    Tasks with the metadata of the embedded corpus (`description`, `via`, `target_description`) are played hop by hop;
+    any other task as a known item, searched with the words of its question.
+    """
+
+    def __init__(
+        self,
+        env: SearchEnv,
+        dialect: HermesDialect,
+        documents: Sequence[Document],
+        shares: Mapping[str, float],
+        *,
+        query_words: int = 12,
+    ) -> None:
+        """Args:
+        shares: probability of each style; they sum to 1.
+        query_words: words of a quotation that a query takes at most.
+        """
+        if abs(sum(shares.values()) - 1) > 1e-6 or min(shares.values()) < 0:
+            raise ValueError(f"expected shares of styles that sum to 1, got {dict(shares)}; correct warmup.*")
+        self.env, self.dialect, self.query_words = env, dialect, query_words
+        self.documents = {document.doc_id: document for document in documents}
+        self.styles, self.shares = list(shares), np.array(list(shares.values()))
+        self.vocabulary = sorted({word for document in documents for word in document.text.split() if word.isalpha()})
+
+    def demonstrate(self, task: Task, rng: np.random.Generator) -> Demonstration:
+        """One episode of `task`, in a style that `rng` draws."""
+        style = self.styles[int(rng.choice(len(self.styles), p=self.shares))]
+        play = _Play(self, task, rng)
+        getattr_by_style = {GOOD: play.good, LAZY: play.lazy, RAMBLING: play.ramble, OVERLONG: play.overlong}
+        getattr_by_style[style]()
+        result = play.episode.result
+        if result is None or result.status is None:
+            raise ValueError(f"the {style} demonstration of task {task.task_id!r} did not end; raise env.max_turns")
+        return Demonstration(
+            task_id=task.task_id,
+            style=style,
+            status=result.status,
+            reward=result.reward,
+            token_ids=np.array(play.token_ids, np.int32),
+            is_action=np.array(play.is_action, bool),
+        )
+
+
+class _Play:
+    """One demonstration in the making."""
+
+    def __init__(self, demonstrator: Demonstrator, task: Task, rng: np.random.Generator) -> None:
+        self.d, self.task, self.rng = demonstrator, task, rng
+        self.episode: Episode = demonstrator.env.start(task)
+        self.token_ids = demonstrator.dialect.render_prompt(self.episode.question)
+        self.is_action = [False] * len(self.token_ids)
+        self.bm25, *self.others = list(demonstrator.env.retrievers)
+
+    # ---------------------------------------------------------------- styles
+
+    def good(self) -> None:
+        """Works like somebody who knows the answer would."""
+        via = self.task.metadata.get("via")
+        shown = self._search(self.bm25, self._first_query())
+        wanted = via if via is not None else self._best()
+        if wanted not in shown and self.others:
+            shown = [*shown, *self._search(self.others[0], self._first_query())]
+        if via is not None and via in shown:
+            target_description = self.task.metadata.get("target_description")
+            names = self._links(via)
+            if target_description is not None and (not names or self.rng.random() < 0.5):
+                self._search(self.bm25, self._with_package(str(target_description)))
+            elif names:
+                self._search(self.bm25, " ".join(names))
+        self._submit(self._by_judgement())
+
+    def lazy(self) -> None:
+        """Searches once with either tool and trusts the order that comes back."""
+        tool = self.bm25 if not self.others or self.rng.random() < 0.6 else self.others[0]
+        shown = self._search(tool, self._first_query())
+        self._submit(shown or self._anything())
+
+    def ramble(self) -> None:
+        """Searches until no turn is left."""
+        tools = list(self.d.env.retrievers)
+        while not self.episode.done:
+            names = self._links(self.rng.choice(self.episode.references.doc_ids)) if self.episode.references.doc_ids else []
+            if names and self.rng.random() < 0.6:
+                query = " ".join(names)
+            else:
+                query = self._first_query()
+            self._search(str(self.rng.choice(tools)), query)
+
+    def overlong(self) -> None:
+        """Begins with nothing, or after one search, a query that does not end within the turn's tokens."""
+        if self.rng.random() < 0.5:
+            self._search(self.bm25, self._first_query())
+        words = [*self._first_query().split(), *self.rng.permutation(self.d.vocabulary)[:80].tolist()]
+        ids = self.d.dialect.render_call(search_call(self.bm25, " ".join(words)))
+        limit = self.d.env.limits.max_tokens_per_turn
+        if len(ids) <= limit:
+            raise ValueError(f"expected env.max_tokens_per_turn below {len(ids)}, got {limit}; lower it")
+        self._act(ids[:limit])
+        self.episode.fail(TOKEN_LIMIT)
+
+    # ---------------------------------------------------------------- moves
+
+    def _search(self, tool: str, query: str) -> list[str]:
+        """Documents in the observation, best first."""
+        if self.episode.done:
+            return []
+        return list(self._call(search_call(tool, query)).shown)
+
+    def _submit(self, doc_ids: Sequence[str]) -> None:
+        references = self.episode.references
+        self._call(submit_call([references.number(doc_id) for doc_id in doc_ids]))
+
+    def _call(self, call: Call) -> StepResult:
+        self._act(self.d.dialect.render_call(call))
+        result = self.episode.step(call)
+        if result.status is None:
+            observation = self.d.dialect.render_observation(result.observation)
+            self.token_ids += observation
+            self.is_action += [False] * len(observation)
+        return result
+
+    def _act(self, ids: Sequence[int]) -> None:
+        self.token_ids += ids
+        self.is_action += [True] * len(ids)
+
+    # ---------------------------------------------------------------- choices
+
+    def _first_query(self) -> str:
+        return self._with_package(str(self.task.metadata.get("description", self.task.query)))
+
+    def _with_package(self, text: str) -> str:
+        """The first plain words of `text`, after the package that the question names."""
+        words = [word for word in text.split() if not set(word) & set('"\\{}[]<>|')][: self.d.query_words]
+        package = [word for word in self.task.query.split() if word in PACKAGES][:1]
+        return " ".join([*package, *words])
+
+    def _links(self, doc_id: str) -> list[str]:
+        """The names that the observation showed for `doc_id`."""
+        return list(self.d.documents[doc_id].metadata.get("see_also", ()))[: self.d.env.layout.see_also]
+
+    def _best(self) -> str:
+        return max(self.task.relevance, key=lambda doc_id: self.task.relevance[doc_id])
+
+    def _by_judgement(self) -> list[str]:
+        """What was shown, judged documents first by grade, at most two that are not judged among them."""
+        shown = self.episode.references.doc_ids
+        judged = [doc_id for doc_id in shown if self.task.relevance.get(doc_id, 0) > 0]
+        judged.sort(key=lambda doc_id: -self.task.relevance[doc_id])
+        others = [doc_id for doc_id in shown if doc_id not in judged]
+        return (judged + others[: 2 if judged else 5])[:10]
+
+    def _anything(self) -> list[str]:
+        return self.episode.references.doc_ids[:5]
+
+
+PACKAGES = frozenset({"NumPy", "SciPy", "JAX", "Optax", "Flax"})

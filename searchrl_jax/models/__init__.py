@@ -1,0 +1,1 @@
+"""The decoder as pure functions of plain parameter dicts, its caches and heads."""

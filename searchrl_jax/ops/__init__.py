@@ -1,0 +1,1 @@
+"""Array operations of the decoder: normalisation, rotary embedding, attention, convolution, sampling."""

@@ -1,0 +1,238 @@
+"""The slot engine: append what waits, then decode a chunk, in a short list of shapes."""
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int, Key
+
+from searchrl_jax.models.cache import Cache, init_cache, init_stage, rows_of, staged_entries, write_rows
+from searchrl_jax.models.config import DecoderConfig
+from searchrl_jax.models.decoder import Params, append, decode_step
+from searchrl_jax.ops.sampling import sample
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """The distribution that actions are drawn from; temperature 0 is greedy."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+
+
+@dataclass(frozen=True)
+class Shapes:
+    """The shapes that the engine compiles for; nothing else is ever compiled after they have been seen once.
+
+    Attributes:
+        slots: rollouts in flight.
+        capacity: tokens of one rollout at the most.
+        chunk: decoding steps between two looks at finished turns.
+        append_rows: how many rows one append may take; ascending, the last is `slots`.
+        append_tokens: how many tokens a row of one append may take; longer ones go in several appends.
+        key_buckets: how many cached tokens attention reads; ascending, the last is >= `capacity`.
+    """
+
+    slots: int
+    capacity: int
+    chunk: int
+    append_rows: tuple[int, ...]
+    append_tokens: tuple[int, ...]
+    key_buckets: tuple[int, ...]
+
+    @staticmethod
+    def choose(slots: int, capacity: int, chunk: int) -> "Shapes":
+        """Few shapes that waste little: rows and tokens in steps of four, keys in steps of two."""
+        rows = sorted({max(1, slots // 4), slots})
+        buckets = [256]
+        while buckets[-1] < capacity:
+            buckets.append(buckets[-1] * 2)
+        return Shapes(slots, capacity, chunk, tuple(rows), (64, 256), tuple(buckets))
+
+    @property
+    def cache_length(self) -> int:
+        """Entries allocated per slot: a write of any shape that begins inside the capacity stays inside the array."""
+        return max(self.capacity + max(self.chunk, self.append_tokens[-1]), self.key_buckets[-1])
+
+
+def smallest_fitting(options: Sequence[int], size: int) -> int:
+    """The least option that is at least `size`.
+
+    Raises:
+        ValueError: none is.
+    """
+    for option in options:
+        if option >= size:
+            return option
+    raise ValueError(f"expected a size of at most {options[-1]}, got {size}; give the engine a larger shape")
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """What one decode call sampled: row b's first `count[b]` tokens are real."""
+
+    tokens: Int[np.ndarray, "B C"]
+    logprobs: Float[np.ndarray, "B C"]
+    count: Int[np.ndarray, " B"]
+
+
+class Engine:
+    """Slots over one cache. The host keeps each slot's ids; the cache holds all of them but the last.
+
+    A slot's last id is fed when its next token is decoded, or with the next append. So prompt, observation and stop
+    token all go the same way, and no logits are carried from call to call.
+    """
+
+    def __init__(self, config: DecoderConfig, shapes: Shapes, stop_id: int, run_key: Key[Array, ""]) -> None:
+        """An engine with empty slots.
+
+        Args:
+            stop_id: the token that ends a turn.
+            run_key: all sampling follows from it, a trajectory's uid and a token's position.
+        """
+        self.config, self.shapes, self.stop_id, self.run_key = config, shapes, stop_id, run_key
+        self.cache = init_cache(config, shapes.slots, shapes.cache_length)
+        self.ids: list[list[int]] = [[] for _ in range(shapes.slots)]
+        self.held = np.zeros(shapes.slots, np.int64)  # tokens of each slot that the cache holds
+        self.uids = np.zeros(shapes.slots, np.uint32)
+        self._append = jax.jit(functools.partial(_append_rows, config), donate_argnames="cache", static_argnames="bucket")
+        self._decode = jax.jit(
+            functools.partial(_decode_chunk, config, shapes.chunk, stop_id),
+            donate_argnames="cache",
+            static_argnames=("bucket", "temperature", "top_p"),
+        )
+
+    def start(self, slot: int, uid: int, ids: Sequence[int]) -> None:
+        """Gives `slot` to the trajectory `uid`, which begins with `ids`; what the slot held is forgotten."""
+        if not ids:
+            raise ValueError("expected at least one prompt token, got none; render a prompt first")
+        self.ids[slot], self.held[slot], self.uids[slot] = list(ids), 0, uid
+        self.cache = _reset_slot(self.cache, slot)
+
+    def extend(self, slot: int, ids: Sequence[int]) -> None:
+        """Adds an observation's ids to `slot`; they reach the cache with the next `flush`."""
+        self.ids[slot].extend(ids)
+
+    def release(self, slot: int) -> None:
+        """Frees `slot`: its trajectory is over."""
+        self.ids[slot] = []
+
+    def flush(self, params: Params) -> None:
+        """Brings the cache up to date: appends all that waits, every slot's ids but the last."""
+        shapes = self.shapes
+        while True:
+            missing = {slot: len(ids) - 1 - self.held[slot] for slot, ids in enumerate(self.ids)}
+            slots = [slot for slot, count in missing.items() if count > 0]
+            if not slots:
+                return
+            widest = max(missing[slot] for slot in slots)
+            width = smallest_fitting(shapes.append_tokens, min(widest, shapes.append_tokens[-1]))
+            rows = smallest_fitting(shapes.append_rows, len(slots))
+            tokens = np.zeros((rows, width), np.int32)
+            num_new = np.zeros(rows, np.int32)
+            slot_index = np.zeros(rows, np.int32)
+            bucket = smallest_fitting(shapes.key_buckets, int(max(self.held[slot] for slot in slots)))
+            for row, slot in enumerate(slots):
+                piece = self.ids[slot][self.held[slot] : -1][:width]
+                tokens[row, : len(piece)] = piece
+                num_new[row], slot_index[row] = len(piece), slot
+                self.held[slot] += len(piece)
+            self.cache = self._append(params, self.cache, tokens, num_new, slot_index, bucket=bucket)
+
+    def decode(self, params: Params, budget: Int[np.ndarray, " B"], sampling: Sampling) -> Chunk:
+        """Up to `shapes.chunk` further tokens of each slot with `budget[b] > 0`, at most `budget[b]` of them.
+
+        A row stops at the end of its turn. The sampled tokens are added to `ids`.
+        """
+        is_live = budget > 0
+        last = np.array([ids[-1] if ids else 0 for ids in self.ids], np.int32)
+        longest = max(len(ids) for ids, live in zip(self.ids, is_live, strict=True) if live)
+        bucket = smallest_fitting(self.shapes.key_buckets, longest)
+        self.cache, *sampled = self._decode(
+            params,
+            self.cache,
+            self.run_key,
+            self.uids,
+            last,
+            budget.astype(np.int32),
+            bucket=bucket,
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+        )
+        tokens, logprobs, count = (np.asarray(x) for x in sampled)
+        for slot in np.flatnonzero(count):
+            self.ids[slot].extend(tokens[slot, : count[slot]].tolist())
+        self.held += count
+        return Chunk(tokens, logprobs, count)
+
+
+@functools.partial(jax.jit, donate_argnames="cache")
+def _reset_slot(cache: Cache, slot: Int[Array, ""]) -> Cache:
+    return cache.replace(length=cache.length.at[slot].set(0), conv=cache.conv.at[:, slot].set(0))
+
+
+def _append_rows(
+    config: DecoderConfig,
+    params: Params,
+    cache: Cache,
+    tokens: Int[Array, "R T"],
+    num_new: Int[Array, " R"],
+    slots: Int[Array, " R"],
+    *,
+    bucket: int,
+) -> Cache:
+    """The cache with `tokens[r, :num_new[r]]` appended to slot `slots[r]`; rows with `num_new` 0 are padding."""
+    _, entries = append(config, params, rows_of(cache, slots, bucket), tokens, num_new)
+    return write_rows(cache, entries, num_new, slots)
+
+
+def _decode_chunk(
+    config: DecoderConfig,
+    steps: int,
+    stop_id: int,
+    params: Params,
+    cache: Cache,
+    run_key: Key[Array, ""],
+    uids: Int[Array, " B"],
+    last: Int[Array, " B"],
+    budget: Int[Array, " B"],
+    *,
+    bucket: int,
+    temperature: float,
+    top_p: float,
+) -> tuple[Cache, Int[Array, "B C"], Float[Array, "B C"], Int[Array, " B"]]:
+    """Feeds each live row's last token and samples the next, `steps` times or until no row is live."""
+    B = last.shape[0]
+    rows = rows_of(cache, jnp.arange(B), bucket)
+    row_keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(run_key, uids)
+
+    def is_running(state: tuple) -> Bool[Array, ""]:
+        return (state[0] < steps) & jnp.any(state[3])
+
+    def advance(state: tuple) -> tuple:
+        i, stage, last, is_live, count, tokens, logprobs = state
+        logits, stage = decode_step(config, params, rows, stage, i, last)
+        keys = jax.vmap(jax.random.fold_in)(row_keys, cache.length + i + 1)
+        token, logprob = sample(keys, logits, temperature=temperature, top_p=top_p)
+        token = jnp.where(is_live, token, last)
+        tokens = jax.lax.dynamic_update_slice_in_dim(tokens, token[:, None], i, axis=1)
+        logprobs = jax.lax.dynamic_update_slice_in_dim(logprobs, logprob[:, None], i, axis=1)
+        count = count + is_live
+        is_live = is_live & (token != stop_id) & (count < budget)
+        return i + 1, stage, token, is_live, count, tokens, logprobs
+
+    state = (
+        jnp.int32(0),
+        init_stage(cache, steps),
+        last,
+        budget > 0,
+        jnp.zeros(B, jnp.int32),
+        jnp.zeros((B, steps), jnp.int32),
+        jnp.zeros((B, steps), jnp.float32),
+    )
+    _, stage, _, _, count, tokens, logprobs = jax.lax.while_loop(is_running, advance, state)
+    cache = write_rows(cache, staged_entries(stage, count, cache.conv.shape[2]), count, jnp.arange(B))
+    return cache, tokens, logprobs, count

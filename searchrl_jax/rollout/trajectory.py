@@ -1,0 +1,88 @@
+"""One finished rollout, token by token."""
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+from jaxtyping import Bool, Float32, Int32
+
+from searchrl_jax.env.rewards import SUBMITTED, TOOL_FAILURE
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One turn as a person reads it, and what it counts for."""
+
+    action: str
+    observation: str
+    num_tokens: int
+    is_call: bool
+    is_malformed: bool
+    error: str | None
+    tool: str | None
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Trajectory:
+    """All ids that a policy saw and sampled, in order; nothing is tokenised twice.
+
+    Attributes:
+        uid: unique in the run; seeds the rollout's sampling.
+        token_ids: [L], prompt, actions and observations.
+        is_action: [L], true where the policy sampled the token.
+        behavior_logprob: [L], log-probability under the distribution sampled; 0 where `is_action` is false.
+        policy_version: [L], learner step whose weights sampled the token; -1 where `is_action` is false.
+        turn: [L], index of the turn that an action token belongs to; -1 elsewhere.
+        reward: nDCG@10 or -1; None where a tool failed and the rollout is masked.
+        ranking: submitted document ids, best first.
+    """
+
+    uid: int
+    task_id: str
+    token_ids: Int32[np.ndarray, " L"]
+    is_action: Bool[np.ndarray, " L"]
+    behavior_logprob: Float32[np.ndarray, " L"]
+    policy_version: Int32[np.ndarray, " L"]
+    turn: Int32[np.ndarray, " L"]
+    status: str
+    reward: float | None
+    components: dict[str, float] = field(default_factory=dict)
+    ranking: tuple[str, ...] = ()
+    turns: tuple[Turn, ...] = ()
+    seconds: float = 0.0
+
+    @property
+    def is_valid(self) -> bool:
+        """Whether the rollout may be trained on and stand in a baseline: no tool failed."""
+        return self.status != TOOL_FAILURE
+
+    @property
+    def is_submitted(self) -> bool:
+        """Whether the episode ended with a ranking."""
+        return self.status == SUBMITTED
+
+    @property
+    def ndcg(self) -> float:
+        """nDCG@10 of the submission; 0 for a failed episode."""
+        return float(self.reward) if self.is_submitted and self.reward is not None else 0.0
+
+    @property
+    def num_action_tokens(self) -> int:
+        """Tokens that the policy sampled."""
+        return int(self.is_action.sum())
+
+    def to_json(self) -> dict[str, Any]:
+        """The trajectory as a person reads it: text by turn, and the outcome; without the token arrays."""
+        return {
+            "uid": self.uid,
+            "task_id": self.task_id,
+            "status": self.status,
+            "reward": self.reward,
+            "components": self.components,
+            "ranking": list(self.ranking),
+            "tokens": len(self.token_ids),
+            "action_tokens": self.num_action_tokens,
+            "seconds": self.seconds,
+            "turns": [asdict(turn) for turn in self.turns],
+        }

@@ -1,0 +1,1 @@
+"""From rollouts to new weights: the loss, the optimiser, behaviour cloning, checkpoints, metrics and the loop."""

@@ -1,0 +1,170 @@
+"""The end of a run: base, tuned agent and one-shot retrievers on the test tasks, the table and the report."""
+
+import json
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from searchrl_jax.config.overlays import to_json
+from searchrl_jax.config.schema import Experiment
+from searchrl_jax.data.schema import Task
+from searchrl_jax.evaluation.agents import one_shot_records, play_tasks, record_of
+from searchrl_jax.evaluation.figures import agent_bars, learning_curves, save_png
+from searchrl_jax.evaluation.report import write_report
+from searchrl_jax.evaluation.summary import EpisodeRecord, summarise
+from searchrl_jax.evaluation.tables import print_summary
+from searchrl_jax.models.decoder import Params
+from searchrl_jax.rollout.collect import Player
+from searchrl_jax.rollout.engine import Sampling
+from searchrl_jax.train.progress import duration
+from searchrl_jax.train.tracker import read_rows
+from searchrl_jax.train.workspace import Workspace
+
+SHOWN_TASKS_PER_SLICE = 4
+
+
+def compare_and_report(
+    experiment: Experiment,
+    workdir: Path,
+    work: Workspace,
+    player: Player,
+    agents: Mapping[str, Params],
+    seconds: dict[str, float],
+    *,
+    check_stop: Callable[[], None],
+) -> dict[str, Any]:
+    """Plays every test task with each agent at each temperature, and writes `evaluation/`, `figures/`, `report.html`.
+
+    What an earlier process played is read back. The first temperature's summary is `final.json`, and is returned.
+
+    Args:
+        seconds: of the phases before this one; the evaluation's and the total are added.
+        check_stop: called between agents; raises to stop.
+    """
+    folder = workdir / "evaluation"
+    folder.mkdir(exist_ok=True)
+    tasks = work.tasks["test"][: experiment.evaluation.tasks or None]
+    one_shot = one_shot_records(work.retrievers, tasks)
+    seconds["evaluation"] = 0.0
+    records: dict[str, dict[str, Sequence[EpisodeRecord]]] = {}
+    episodes: dict[str, Sequence[Mapping[str, Any]]] = {}
+    for index, temperature in enumerate(experiment.evaluation.temperatures):
+        records[_heading(temperature)] = {}
+        for name, params in agents.items():
+            path = folder / "episodes" / f"{name}_{_suffix(temperature)}.json"
+            if not path.exists():
+                _play_to_file(path, player, params, tasks, temperature, name)
+            played = json.loads(path.read_text())
+            seconds["evaluation"] += played["seconds"]
+            records[_heading(temperature)][name] = [EpisodeRecord(**record) for record in played["records"]]
+            if index == 0:
+                episodes[name] = played["episodes"]
+            check_stop()
+    seconds["total"] = sum(seconds[phase] for phase in ("setup", "warmup", "rl", "evaluation"))
+    summaries = {}
+    for index, (temperature, by_agent) in enumerate(zip(experiment.evaluation.temperatures, records.values(), strict=True)):
+        summary = summarise(
+            by_agent | one_shot, resamples=experiment.evaluation.bootstrap_samples, seed=experiment.seed
+        ) | {"temperature": temperature, "seconds": seconds}
+        summaries[_heading(temperature)] = summary
+        _write_json(folder / ("final.json" if index == 0 else f"final_{_suffix(temperature)}.json"), summary)
+    _draw(experiment, workdir, work, tasks, summaries, episodes)
+    for heading, summary in summaries.items():
+        print_summary(summary, title=f"{len(tasks)} test tasks, {heading}")
+    phases = ", ".join(f"{phase} {duration(spent)}" for phase, spent in seconds.items())
+    print(f"time: {phases}\nreport: {workdir / 'report.html'}", flush=True)
+    return next(iter(summaries.values()))
+
+
+def _heading(temperature: float) -> str:
+    return f"temperature {temperature:g}" if temperature else "greedy decoding"
+
+
+def _suffix(temperature: float) -> str:
+    """ "t1", "t05" or "greedy", as part of a file's name."""
+    return f"t{temperature:g}".replace(".", "") if temperature else "greedy"
+
+
+def _play_to_file(
+    path: Path, player: Player, params: Params, tasks: Sequence[Task], temperature: float, name: str
+) -> None:
+    print(f"evaluating the {name} agent on {len(tasks)} test tasks, {_heading(temperature)}", flush=True)
+    began = time.perf_counter()
+    played = play_tasks(player, params, tasks, Sampling(temperature), policy_version=0)
+    records = [asdict(record_of(trajectory, task)) for trajectory, task in zip(played, tasks, strict=True)]
+    content = {
+        "seconds": time.perf_counter() - began,
+        "records": records,
+        "episodes": [trajectory.to_json() for trajectory in played],
+    }
+    _write_json(path, content)
+
+
+def _write_json(path: Path, content: Mapping[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(".partial")
+    partial.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    os.replace(partial, path)
+
+
+def _draw(
+    experiment: Experiment,
+    workdir: Path,
+    work: Workspace,
+    tasks: Sequence[Task],
+    summaries: Mapping[str, Mapping[str, Any]],
+    episodes: Mapping[str, Sequence[Mapping[str, Any]]],
+) -> None:
+    """The figures as PNG, and the report that embeds them."""
+    primary = next(iter(summaries.values()))
+    figures = {"nDCG@10 on test tasks, with 95 % intervals": agent_bars(primary)}
+    rows = read_rows(workdir / "metrics.jsonl")
+    if any(row["step"] for row in rows):
+        figures = {"Learning curves": learning_curves(rows), **figures}
+    files = {"Learning curves": "learning_curves.png"}
+    for caption, figure in figures.items():
+        save_png(figure, workdir / "figures" / files.get(caption, "agents.png"))
+    write_report(
+        workdir / "report.html",
+        summaries,
+        figures,
+        _shown_episodes(work, tasks, episodes),
+        to_json(experiment),
+        title=f"{experiment.exp}, scale {experiment.scale}: base and tuned agent",
+    )
+
+
+def _shown_episodes(
+    work: Workspace, tasks: Sequence[Task], episodes: Mapping[str, Sequence[Mapping[str, Any]]]
+) -> list[dict[str, Any]]:
+    """The first test tasks of each slice, as every agent played them."""
+    titles = {document.doc_id: document.title or document.doc_id for document in work.documents}
+    shown: list[dict[str, Any]] = []
+    taken: dict[str, int] = {}
+    for index, task in enumerate(tasks):
+        part = str(task.metadata.get("slice", "all"))
+        if taken.setdefault(part, 0) >= SHOWN_TASKS_PER_SLICE:
+            continue
+        taken[part] += 1
+        relevant = sorted(task.relevance.items(), key=lambda pair: (-pair[1], pair[0]))
+        for agent, played in episodes.items():
+            episode = played[index]
+            shown.append(
+                {
+                    "task_id": task.task_id,
+                    "slice": part,
+                    "question": task.query,
+                    "agent": agent,
+                    "status": episode["status"],
+                    "reward": episode["reward"],
+                    "turns": episode["turns"],
+                    "ranking": [
+                        {"title": titles[doc_id], "grade": task.relevance.get(doc_id)} for doc_id in episode["ranking"]
+                    ],
+                    "relevant": [{"title": titles[doc_id], "grade": grade} for doc_id, grade in relevant if grade > 0],
+                }
+            )
+    return sorted(shown, key=lambda episode: episode["slice"])

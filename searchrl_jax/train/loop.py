@@ -1,0 +1,322 @@
+"""The main job: warm up, train by reinforcement learning, compare, report. Resumable at every moment."""
+
+import contextlib
+import fcntl
+import json
+import os
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from searchrl_jax.config.overlays import differences, to_json
+from searchrl_jax.config.schema import RESUMABLE_CHANGES, Experiment
+from searchrl_jax.core.random import named_key
+from searchrl_jax.data.schema import Task
+from searchrl_jax.data.stream import TaskStream
+from searchrl_jax.env.demonstrator import Demonstrator
+from searchrl_jax.evaluation.agents import play_tasks
+from searchrl_jax.models.decoder import Params, init_params
+from searchrl_jax.rollout.batch import RowShape, pack
+from searchrl_jax.rollout.collect import Player, Request
+from searchrl_jax.rollout.engine import Engine, Sampling, Shapes
+from searchrl_jax.rollout.trajectory import Trajectory
+from searchrl_jax.train.checkpoint import Checkpointer
+from searchrl_jax.train.finish import compare_and_report
+from searchrl_jax.train.interrupt import Interrupted, StopSignal
+from searchrl_jax.train.learn import group_advantages, group_metrics, rollout_metrics, samples_of, split_minibatches
+from searchrl_jax.train.progress import Progress, train_line
+from searchrl_jax.train.state import TrainState, init_state, make_optimizer
+from searchrl_jax.train.step import LossSpec, make_update
+from searchrl_jax.train.tracker import MetricsLog, WandbMirror
+from searchrl_jax.train.warmup import DemonstrationStream, make_warmup_optimizer, shares_of
+from searchrl_jax.train.workspace import Workspace, build_workspace
+
+WARMUP_SAVE_EVERY = 200
+WARMUP_LOG_EVERY = 50
+
+
+def run(experiment: Experiment) -> dict[str, Any]:
+    """Runs `experiment` from where its run directory stands to the end, and returns the summary of `final.json`.
+
+    Raises:
+        SetupError: the configuration or the data is at fault, or the directory holds a run of another configuration.
+        Interrupted: stopped by a signal or the time limit; all work is saved.
+    """
+    workdir = Path(experiment.workdir or f"runs/{experiment.exp}")
+    with contextlib.ExitStack() as stack:
+        try:
+            workdir.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(_only_process(workdir))
+            stop = stack.enter_context(StopSignal(experiment.time_limit_hours))
+            _claim(workdir, experiment)
+            job = _Run(experiment, workdir, stop)
+        except (ValueError, OSError) as error:
+            raise SetupError(str(error)) from error
+        return job.finish()
+
+
+class SetupError(ValueError):
+    """A run that cannot begin: the message says what was expected, what came, and what to do."""
+
+
+class _Run:
+    """One process's work on a run."""
+
+    def __init__(self, experiment: Experiment, workdir: Path, stop: StopSignal) -> None:
+        self.experiment, self.workdir, self.stop = experiment, workdir, stop
+        self.config_json = to_json(experiment)
+        began = time.perf_counter()
+        print("setting up: documents, indexes, tokenizer", flush=True)
+        self.work: Workspace = build_workspace(experiment, workdir)
+        self.seconds = {"setup": time.perf_counter() - began}
+        sizes = ", ".join(f"{len(tasks):,} {split}" for split, tasks in self.work.tasks.items())
+        print(f"{len(self.work.documents):,} documents; tasks: {sizes}; {self.seconds['setup']:.0f} s", flush=True)
+        limits = self.work.env.limits
+        self.row_shape = RowShape(
+            rows=experiment.batch.micro_batch_rows,
+            length=limits.max_tokens_per_episode,
+            actions=min(limits.max_turns * limits.max_tokens_per_turn, limits.max_tokens_per_episode),
+        )
+        rollout = experiment.rollout
+        shapes = Shapes.choose(rollout.rollout_max_concurrency, limits.max_tokens_per_episode, rollout.decode_chunk)
+        engine = Engine(self.work.model, shapes, self.work.dialect.stop_id, named_key(experiment.seed, "rollout"))
+        self.player = Player(
+            engine,
+            self.work.env,
+            self.work.dialect,
+            timeout_seconds=rollout.rollout_timeout,
+            max_retries=rollout.rollout_max_retries,
+        )
+
+    def finish(self) -> dict[str, Any]:
+        """All phases that are not done yet."""
+        base = self._warm_up()
+        tuned = self._reinforce(base)
+        return compare_and_report(
+            self.experiment,
+            self.workdir,
+            self.work,
+            self.player,
+            {"base": base, "tuned": tuned},
+            self.seconds,
+            check_stop=self._check_stop,
+        )
+
+    def _checkpointer(self, phase: str) -> Checkpointer:
+        return Checkpointer(
+            self.workdir / "checkpoints" / phase, config=self.config_json, keep=1, may_differ=RESUMABLE_CHANGES
+        )
+
+    def _check_stop(self) -> None:
+        if self.stop.reason is not None:
+            raise Interrupted(f"stopped by {self.stop.reason}; the same command goes on from here")
+
+    # ------------------------------------------------------------------ behaviour cloning
+
+    def _warm_up(self) -> Params:
+        """The base agent's parameters."""
+        experiment, config, work = self.experiment, self.experiment.warmup, self.work
+        params = init_params(work.model, named_key(experiment.seed, "init"))
+        count = sum(x.size for x in jax.tree.leaves(params))
+        optimizer = make_warmup_optimizer(config)
+        state = init_state(params, optimizer)
+        demonstrator = Demonstrator(work.env, work.dialect, work.documents, shares_of(config))
+        stream = DemonstrationStream(
+            demonstrator, work.tasks["train"], experiment.seed, self.row_shape, copy_steps=config.copy_steps
+        )
+        checkpoints = self._checkpointer("warmup")
+        newest = checkpoints.latest()
+        seconds = 0.0
+        if newest is not None:
+            state, host = checkpoints.restore(state)
+            stream.next, seconds = host["next_demonstration"], host["seconds"]
+        done = int(state.updates)
+        log = MetricsLog(self.workdir / "warmup.jsonl", resume_step=done if newest is not None else -1)
+        if done < config.steps:
+            print(f"warm-up: {config.steps} updates of behaviour cloning, {count:,} parameters", flush=True)
+        update = make_update(work.model, LossSpec("cross_entropy"), optimizer)
+        progress = Progress(config.steps - done)
+        losses: list[float] = []
+        began = time.perf_counter() - seconds
+        for number in range(done + 1, config.steps + 1):
+            rows = stream.batch(number)
+            state, metrics = update(state, [rows])
+            losses.append(metrics["loss"])
+            log.append(number, {"loss": metrics["loss"], "grad_norm": metrics["grad_norm"], "tokens": metrics["tokens"]})
+            is_last, reason = number == config.steps, self.stop.reason
+            if number % WARMUP_LOG_EVERY == 0 or is_last:
+                left = progress.left(number - done)
+                print(f"warm-up {number}/{config.steps}  loss {np.mean(losses):.3f}  left {left}", flush=True)
+                losses.clear()
+            if number % WARMUP_SAVE_EVERY == 0 or is_last or reason:
+                host = {"next_demonstration": stream.next, "seconds": time.perf_counter() - began}
+                checkpoints.save(number, state, host)
+            if not is_last:
+                self._check_stop()
+        log.close()
+        checkpoints.close()
+        self.seconds["warmup"] = time.perf_counter() - began
+        return state.params
+
+    # ------------------------------------------------------------------ reinforcement learning
+
+    def _reinforce(self, base: Params) -> Params:
+        """The tuned agent's parameters."""
+        experiment, work = self.experiment, self.work
+        batch, schedule, rl, sampling = experiment.batch, experiment.schedule, experiment.rl, experiment.sampling
+        optimizer = make_optimizer(experiment.optimizer)
+        # Copied: an update donates its state, and the base is compared at the end.
+        state = init_state(jax.tree.map(lambda x: x.copy(), base), optimizer)
+        stream = TaskStream(work.tasks["train"], batch.global_batch_size, experiment.seed)
+        total = min(schedule.max_steps, schedule.max_epochs * stream.batches_per_epoch)
+        checkpoints = self._checkpointer("rl")
+        newest = checkpoints.latest()
+        seconds = 0.0
+        if newest is not None:
+            state, host = checkpoints.restore(state)
+            stream.restore(host["stream"])
+            seconds = host["seconds"]
+            print(f"resumed after step {newest} of {total}", flush=True)
+        log = MetricsLog(
+            self.workdir / "metrics.jsonl",
+            # Before the first checkpoint only the validation at step 0 counts, and it would come out the same again.
+            resume_step=newest if newest is not None else -1,
+            mirror=self._mirror(),
+        )
+        spec = LossSpec(
+            rl.loss_fn, rl.clip_low_threshold, rl.clip_high_threshold, sampling.temperature, sampling.sampling_top_p
+        )
+        update = make_update(work.model, spec, optimizer)
+        done = newest or 0
+        began = time.perf_counter() - seconds
+        if newest is None and total:
+            print(f"reinforcement learning: {total} steps of {batch.global_batch_size} x {batch.group_size}", flush=True)
+        if newest is None and schedule.val_every and experiment.val.val_at_start:
+            log.append(0, self._validate(state.params, 0))
+        progress = Progress(total - done)
+        for step in range(done + 1, total + 1):
+            step_began = time.perf_counter()
+            tasks = stream.next_batch()
+            groups = self._rollouts(state.params, tasks, step)
+            rollout_seconds = time.perf_counter() - step_began
+            trajectories = [trajectory for group in groups for trajectory in group]
+            advantages, is_trained = group_advantages(groups, rl)
+            samples = samples_of(groups, advantages, is_trained)
+            metrics = rollout_metrics(trajectories) | group_metrics(groups, advantages, is_trained)
+            learn_began = time.perf_counter()
+            seen = []
+            for part in split_minibatches(samples, rl.minibatches, np.random.default_rng([experiment.seed, step])):
+                state, found = update(state, pack(part, [self.row_shape]))
+                seen.append(found)
+            for name in seen[0] if seen else ():
+                metrics[f"learner/{name}"] = float((max if name == "ratio_max" else np.mean)([f[name] for f in seen]))
+            metrics["entropy"], metrics["kl"] = metrics.get("learner/entropy", 0.0), metrics.get("learner/approx_kl", 0.0)
+            metrics["grad_norm"] = metrics.get("learner/grad_norm", 0.0)
+            now = time.perf_counter()
+            metrics["timing_s/rollout"], metrics["timing_s/policy_update"] = rollout_seconds, now - learn_began
+            metrics["tokens_per_second"] = sum(len(t.token_ids) for t in trajectories) / (now - step_began)
+            is_last = step == total
+            if schedule.val_every and (step % schedule.val_every == 0 or is_last):
+                metrics |= self._validate(state.params, step)
+            metrics["timing_s/step"] = time.perf_counter() - step_began
+            _write_trajectories(self.workdir / "trajectories" / f"step_{step:06d}.jsonl", trajectories)
+            log.append(step, metrics)
+            print(train_line(step, total, metrics, progress.left(step - done)), flush=True)
+            if step % schedule.save_every == 0 or is_last or self.stop.reason:
+                checkpoints.save(step, state, {"stream": stream.state(), "seconds": time.perf_counter() - began})
+            if not is_last:
+                self._check_stop()
+        log.close()
+        checkpoints.close()
+        self.seconds["rl"] = time.perf_counter() - began if total > done else seconds
+        return state.params
+
+    def _rollouts(self, params: Params, tasks: Sequence[Task], step: int) -> list[list[Trajectory]]:
+        batch, sampling = self.experiment.batch, self.experiment.sampling
+        first = (step - 1) * batch.global_batch_size * batch.group_size
+        requests = [
+            Request(first + p * batch.group_size + g, task)
+            for p, task in enumerate(tasks)
+            for g in range(batch.group_size)
+        ]
+        played = self.player.play(
+            params, requests, Sampling(sampling.temperature, sampling.sampling_top_p), policy_version=step - 1
+        )
+        return [played[i : i + batch.group_size] for i in range(0, len(played), batch.group_size)]
+
+    def _validate(self, params: Params, step: int) -> dict[str, float]:
+        """`val/` metrics at each validation temperature; those of the first without a suffix."""
+        val = self.experiment.val
+        tasks = self.work.tasks["validation"][: val.val_batch_size or None]
+        metrics: dict[str, float] = {}
+        for index, temperature in enumerate(val.temperatures):
+            sampling = Sampling(temperature, val.sampling_top_p)
+            trajectories = play_tasks(self.player, params, tasks, sampling, policy_version=step)
+            prefix = "val" if index == 0 else f"val_t{temperature:g}"
+            found = rollout_metrics(trajectories)
+            metrics |= {f"{prefix}/{name}": value for name, value in found.items()}
+            print(
+                f"validation after step {step}, temperature {temperature:g}: nDCG@10 {found['ndcg@10']:.3f}, given "
+                f"completion {found['ndcg@10_completed']:.3f}, failed {found['failure_rate']:.1%}, "
+                f"malformed {found['malformed_rate']:.1%}, turns {found['turns']:.2f}",
+                flush=True,
+            )
+        return metrics
+
+    def _mirror(self) -> WandbMirror | None:
+        tracker = self.experiment.tracker
+        if tracker.wandb == "off":
+            return None
+        name = f"{self.experiment.exp}-{self.workdir.name}"
+        return WandbMirror(self.workdir, mode=tracker.wandb, project=tracker.project, name=name, config=self.config_json)
+
+
+def _write_trajectories(path: Path, trajectories: Sequence[Trajectory]) -> None:
+    """One JSON line a trajectory: what a person needs to read it, turn by turn."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(".partial")
+    with partial.open("w", encoding="utf-8", errors="backslashreplace") as file:
+        file.writelines(json.dumps(trajectory.to_json()) + "\n" for trajectory in trajectories)
+    os.replace(partial, path)
+
+
+@contextlib.contextmanager
+def _only_process(workdir: Path) -> Iterator[None]:
+    """Keeps a second process out of the run directory.
+
+    Raises:
+        ValueError: one is at work there.
+    """
+    with (workdir / ".lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(
+                f"workdir {workdir}: another process is running in it; wait for it, or choose another --workdir"
+            ) from None
+        yield
+
+
+def _claim(workdir: Path, experiment: Experiment) -> None:
+    """Writes `config.json`, or checks that the one that is there is of the same run.
+
+    Raises:
+        ValueError: it is of another configuration.
+    """
+    path = workdir / "config.json"
+    wanted = to_json(experiment)
+    if path.exists():
+        found = differences(json.loads(path.read_text()), wanted, ignore=RESUMABLE_CHANGES)
+        if found:
+            named = "; ".join(f"{name} is {old!r} there and {new!r} here" for name, old, new in found)
+            raise ValueError(
+                f"workdir {workdir} holds a run of another configuration: {named}; "
+                "give the same settings to go on with it, or another --workdir to begin anew"
+            )
+    partial = path.with_suffix(".partial")
+    partial.write_text(json.dumps(wanted, indent=2) + "\n")
+    os.replace(partial, path)

@@ -1,0 +1,35 @@
+"""What a person reads while a run goes on."""
+
+import time
+from collections.abc import Mapping
+
+
+class Progress:
+    """Estimates the time left from the pace so far in this process."""
+
+    def __init__(self, total: int) -> None:
+        self._total, self._began = total, time.perf_counter()
+
+    def left(self, done: int) -> str:
+        """Time left after `done` of the items, such as "3 min"."""
+        elapsed = time.perf_counter() - self._began
+        return duration(elapsed / done * (self._total - done)) if done else "unknown"
+
+
+def duration(seconds: float) -> str:
+    """`seconds` in the unit that reads best: "42 s", "7 min", "3.5 h"."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def train_line(step: int, total: int, metrics: Mapping[str, float], left: str) -> str:
+    """One training step in one line of the terminal."""
+    failures = {name.removeprefix("failures/"): share for name, share in metrics.items() if name.startswith("failures/")}
+    split = ", ".join(f"{status} {share:.1%}" for status, share in failures.items())
+    return (
+        f"step {step}/{total}  reward {metrics['reward']:.3f}  nDCG@10 {metrics['ndcg@10']:.3f}  "
+        f"failed {metrics['failure_rate']:.1%}{f' ({split})' if split else ''}  malformed {metrics['malformed_rate']:.1%}  "
+        f"turns {metrics['turns']:.2f}  entropy {metrics['entropy']:.2f}  {metrics['tokens_per_second']:,.0f} tokens/s  "
+        f"{metrics['timing_s/step']:.1f} s  left {left}"
+    )

@@ -1,0 +1,39 @@
+"""What training carries from step to step."""
+
+from typing import Any
+
+import jax.numpy as jnp
+import optax
+from flax import struct
+from jaxtyping import Array, Int
+
+from searchrl_jax.config.schema import OptimizerConfig
+from searchrl_jax.models.decoder import Params
+
+
+@struct.dataclass
+class TrainState:
+    """Parameters, optimizer state, and the number of updates taken."""
+
+    params: Params
+    opt_state: Any
+    updates: Int[Array, ""]
+
+
+def make_optimizer(config: OptimizerConfig) -> optax.GradientTransformation:
+    """Adam with decoupled weight decay, after clipping by the global norm (where that is not 0)."""
+    adam = optax.adamw(
+        config.learning_rate,
+        b1=config.adam_beta1,
+        b2=config.adam_beta2,
+        eps=config.adam_eps,
+        weight_decay=config.adam_weight_decay,
+    )
+    if config.adam_grad_clip_norm == 0:
+        return adam
+    return optax.chain(optax.clip_by_global_norm(config.adam_grad_clip_norm), adam)
+
+
+def init_state(params: Params, optimizer: optax.GradientTransformation) -> TrainState:
+    """The state before the first update."""
+    return TrainState(params=params, opt_state=optimizer.init(params), updates=jnp.zeros((), jnp.int32))

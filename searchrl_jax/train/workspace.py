@@ -1,0 +1,98 @@
+"""Everything that a run stands on and that no training changes: documents, tasks, tools, tokenizer, environment."""
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from searchrl_jax.config.schema import Experiment
+from searchrl_jax.data import collection, pydocs
+from searchrl_jax.data.schema import Document, Task
+from searchrl_jax.env import Limits, SearchEnv
+from searchrl_jax.env.observations import describe
+from searchrl_jax.models.config import DecoderConfig
+from searchrl_jax.retrieval import Retriever, build_index
+from searchrl_jax.text.hermes import HermesDialect, call_scaffolds
+from searchrl_jax.text.tokenizer import Tokenizer, train_tokenizer
+
+
+@dataclass(frozen=True)
+class Workspace:
+    """See the module. `tasks` has the keys train, validation and test; `retrievers` the keys bm25 and vector."""
+
+    documents: Sequence[Document]
+    tasks: Mapping[str, Sequence[Task]]
+    retrievers: Mapping[str, Retriever]
+    tokenizer: Tokenizer
+    dialect: HermesDialect
+    env: SearchEnv
+    model: DecoderConfig
+
+
+def build_workspace(experiment: Experiment, workdir: Path) -> Workspace:
+    """Reads or makes all parts. The tokenizer is kept in `workdir`, trained on the training side if it isn't there.
+
+    Raises:
+        ValueError: the user's documents or tasks are faulty, or a split is empty.
+    """
+    data, env, model = experiment.data, experiment.env, experiment.model
+    if data.corpus == "pydocs":
+        documents: Sequence[Document] = pydocs.load_documents()
+        tasks: Mapping[str, Sequence[Task]] = pydocs.load_tasks(documents)
+    else:
+        documents = collection.read_documents(data.corpus)
+        tasks = collection.split_tasks(collection.read_tasks(data.tasks, documents))
+    for split in ("train", "validation", "test"):
+        if not tasks.get(split):
+            raise ValueError(
+                f"{data.tasks or data.corpus}: expected tasks of all three splits, got none for {split}; add tasks, or give "
+                'rows a field "split" of train, validation or test'
+            )
+    retrievers = {
+        # Unstemmed: in reference pages an inflected word is often a name.
+        "bm25": build_index(documents, "bm25", stemmer=data.bm25_stemmer or None),
+        "vector": build_index(documents, "vector", encoder="wordllama", index=data.vector_index),
+    }
+    tools = {f"{name}_search": retriever for name, retriever in retrievers.items()}
+    path = workdir / "tokenizer.json"
+    if not path.exists():
+        judged_elsewhere = {d for split in ("validation", "test") for task in tasks[split] for d in task.relevance}
+        texts = [
+            describe(document, number=1 + index % 30, words=24, see_also=env.see_also)
+            for index, document in enumerate(d for d in documents if d.doc_id not in judged_elsewhere)
+        ]
+        texts += [task.query for task in tasks["train"]]
+        partial = path.with_suffix(".partial")
+        train_tokenizer(texts, model.vocab_size, call_scaffolds(list(tools))).save(partial)
+        os.replace(partial, path)
+    tokenizer = Tokenizer.load(path)
+    limits = Limits(env.max_turns, experiment.sampling.sampling_max_tokens, env.max_tokens_per_episode)
+    return Workspace(
+        documents=documents,
+        tasks=tasks,
+        retrievers=retrievers,
+        tokenizer=tokenizer,
+        dialect=HermesDialect(tokenizer),
+        env=SearchEnv(
+            tools,
+            documents,
+            limits,
+            results=env.results_per_search,
+            observation_words=env.observation_words,
+            observation_tokens=env.observation_tokens,
+            see_also=env.see_also,
+            count_tokens=lambda text: len(tokenizer.encode(text)),
+            tool_timeout_seconds=env.tool_timeout,
+        ),
+        model=DecoderConfig(
+            vocab_size=tokenizer.vocab_size,
+            num_layers=model.num_layers,
+            model_dim=model.model_dim,
+            ff_dim=model.ff_dim,
+            num_heads=model.num_heads,
+            num_kv_heads=model.num_kv_heads,
+            head_dim=model.head_dim,
+            rope_theta=model.rope_theta,
+            conv_width=model.conv_width,
+        ),
+    )

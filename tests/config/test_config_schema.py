@@ -1,0 +1,96 @@
+"""Ranges, types and rules of the settings."""
+
+import dataclasses
+import math
+import typing
+
+import pytest
+
+from searchrl_jax.config.checks import accepts
+from searchrl_jax.config.overlays import settings
+from searchrl_jax.config.schema import (
+    DataConfig,
+    EvaluationConfig,
+    Experiment,
+    ModelConfig,
+    OptimizerConfig,
+    RLConfig,
+    SamplingConfig,
+    TrackerConfig,
+    WarmupConfig,
+)
+
+
+def test_published_defaults():
+    experiment = Experiment(exp="x", scale="local")
+    assert (experiment.batch.global_batch_size, experiment.batch.group_size) == (128, 8)
+    assert (experiment.rl.advantage_method, experiment.rl.loss_fn) == ("group_based", "ppo")
+    assert (experiment.rl.clip_low_threshold, experiment.rl.clip_high_threshold) == (0.8, 1.2)
+    assert (experiment.sampling.temperature, experiment.sampling.sampling_top_p) == (1, 1)
+    assert experiment.sampling.sampling_max_tokens == 4096
+    schedule = experiment.schedule
+    assert (schedule.max_epochs, schedule.max_steps, schedule.val_every, schedule.save_every) == (1, 50, 10, 1)
+    adam = experiment.optimizer
+    assert (adam.learning_rate, adam.adam_beta1, adam.adam_beta2, adam.adam_eps) == (4e-5, 0.9, 0.95, 1e-8)
+    assert (adam.adam_weight_decay, adam.adam_grad_clip_norm) == (0, 1)
+    rollout = experiment.rollout
+    assert (rollout.rollout_max_concurrency, rollout.rollout_timeout, rollout.rollout_max_retries) == (96, 600, 3)
+    assert experiment.time_limit_hours == 24
+
+
+@pytest.mark.parametrize(
+    "make, message",
+    [
+        (lambda: RLConfig(clip_low_threshold=1.3), r"rl.clip_low_threshold: expected a number in \[0, 1\], got 1.3; "),
+        (lambda: RLConfig(clip_low_threshold=math.nan), "got nan"),
+        (lambda: RLConfig(clip_high_threshold=math.inf), "rl.clip_high_threshold: expected a number of at least 1"),
+        (lambda: RLConfig(clip_high_threshold=0.9), "rl.clip_high_threshold: expected a number of at least 1, got 0.9"),
+        (lambda: RLConfig(loss_fn="dpo"), "rl.loss_fn: expected one of 'importance_sampling', 'ppo', 'cispo', got"),
+        (lambda: RLConfig(minibatches=True), "rl.minibatches: expected an integer of at least 1, got True"),
+        (lambda: RLConfig(minibatches=2.0), "rl.minibatches: expected an integer"),
+        (lambda: RLConfig(advantage_normalization=1), "rl.advantage_normalization: expected true or false, got 1"),
+        (lambda: OptimizerConfig(learning_rate=0.0), r"optimizer.learning_rate: expected a number in \(0, 0.01\]"),
+        (lambda: SamplingConfig(temperature=0.0), r"sampling.temperature: expected a number in \(0, 2\], got 0.0"),
+        (lambda: TrackerConfig(project=3), "tracker.project: expected a string, got 3"),
+        (lambda: EvaluationConfig(temperatures=[1.0]), "evaluation.temperatures: expected a list, each a number"),
+        (lambda: Experiment(exp="x", scale="local", seed=-1), "^seed: expected an integer in"),
+        (lambda: Experiment(exp="x", scale="local", rl="ppo"), "rl: expected an instance of .*RLConfig.*, got 'ppo'"),
+        (lambda: ModelConfig(num_heads=6, num_kv_heads=4), "model.num_kv_heads: expected a divisor of"),
+        (lambda: ModelConfig(head_dim=33), "model.head_dim: expected an even integer, got 33"),
+        (lambda: WarmupConfig(lazy=0.6, overlong=0.6), "warmup.overlong: expected at most 1, got 1.2"),
+        (lambda: DataConfig(corpus="docs.jsonl"), "data.tasks: expected a JSONL file of tasks over 'docs.jsonl'"),
+        (lambda: DataConfig(tasks="tasks.jsonl"), "data.tasks: expected '' with the embedded corpus"),
+    ],
+)
+def test_refused(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+@pytest.mark.parametrize("name", [name for name, setting in settings().items() if "range" in setting.metadata])
+def test_every_range_holds_at_both_ends_and_not_beyond(name):
+    setting = settings()[name]
+    low, high, above = setting.metadata["range"]
+    kind = (
+        typing.get_args(setting.annotation)[0] if typing.get_origin(setting.annotation) is tuple else setting.annotation
+    )
+    values = [(low, not above), (low - 1, False)]
+    if not math.isinf(high):
+        values += [(high, True), (high + 1, False)]
+    for value, inside in values:
+        # the ends are written as integers where they are whole; a field of floats takes them as either
+        candidate = kind(value)
+        candidate = (candidate,) if kind is not setting.annotation else candidate
+        assert accepts(candidate, setting.annotation, setting.metadata) is inside
+
+
+def test_an_integer_passes_for_a_number():
+    assert RLConfig(clip_low_threshold=1).clip_low_threshold == 1
+
+
+def test_settings_are_frozen_and_every_field_has_a_meaning():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        RLConfig().minibatches = 2
+    for field in dataclasses.fields(Experiment):
+        if dataclasses.is_dataclass(field.type):
+            assert field.type.group == field.name
