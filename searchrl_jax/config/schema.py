@@ -219,8 +219,6 @@ class WarmupConfig(Checked):
     group: ClassVar[str] = "warmup"
     steps: int = field(default=0, metadata=within(0))
     """Updates of behaviour cloning; 0 begins reinforcement learning with the weights as they are."""
-    copy_steps: int = field(default=0, metadata=within(0))
-    """First updates that take random sequences, each repeated, in place of demonstrations: they teach copying."""
     learning_rate: float = field(default=1e-3, metadata=within(0, 1, above=True))
     """Peak learning rate of behaviour cloning."""
     lazy: float = field(default=0.0, metadata=within(0, 1))

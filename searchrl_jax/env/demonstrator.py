@@ -1,11 +1,11 @@
 """A scripted demonstrator of mixed quality, which behaviour cloning imitates.
 
-It plays real episodes of the environment on training tasks, knows their judgements, and plays in one of four styles, drawn
-at random *given* the question: failures that depended on the question would be the same in all rollouts of a group, and
-a group without variance teaches nothing.
+It plays real episodes of the environment on training tasks, knows their judgements, and plays in one of four styles,
+drawn at random *given* the question: failures that depended on the question would be the same in all rollouts of a
+group, and a group without variance teaches nothing.
 
-    good      searches with what the question quotes, reads, searches for the names that the right page points to (or for
-              the second quotation), ranks what the judgements say first
+    good      searches with what the question quotes, reads, searches for the names that the right page points to (or
+              for the second quotation), ranks what the judgements say first
     lazy      searches once and submits what came back, in its order
     rambling  searches on and on until the turn limit
     overlong  loses itself in a query until the token limit of the turn, without repeating a word: demonstrations
@@ -19,8 +19,8 @@ import numpy as np
 from jaxtyping import Bool, Int32
 
 from searchrl_jax.data.schema import Document, Task
-from searchrl_jax.env.rewards import TOKEN_LIMIT
-from searchrl_jax.env.search_env import Episode, SearchEnv, StepResult
+from searchrl_jax.env.rewards import CONTEXT_LIMIT, TOKEN_LIMIT
+from searchrl_jax.env.search_env import Episode, SearchEnv
 from searchrl_jax.text.hermes import Call, HermesDialect, search_call, submit_call
 
 GOOD, LAZY, RAMBLING, OVERLONG = "good", "lazy", "rambling", "overlong"
@@ -69,8 +69,7 @@ class Demonstrator:
         """One episode of `task`, in a style that `rng` draws."""
         style = self.styles[int(rng.choice(len(self.styles), p=self.shares))]
         play = _Play(self, task, rng)
-        getattr_by_style = {GOOD: play.good, LAZY: play.lazy, RAMBLING: play.ramble, OVERLONG: play.overlong}
-        getattr_by_style[style]()
+        {GOOD: play.good, LAZY: play.lazy, RAMBLING: play.ramble, OVERLONG: play.overlong}[style]()
         result = play.episode.result
         if result is None or result.status is None:
             raise ValueError(f"the {style} demonstration of task {task.task_id!r} did not end; raise env.max_turns")
@@ -114,57 +113,81 @@ class _Play:
 
     def lazy(self) -> None:
         """Searches once with either tool and trusts the order that comes back."""
-        tool = self.bm25 if not self.others or self.rng.random() < 0.6 else self.others[0]
-        shown = self._search(tool, self._first_query())
-        self._submit(shown or self._anything())
+        tools = [self.bm25, *self.others[:1]]
+        if self.others and self.rng.random() >= 0.6:
+            tools.reverse()
+        shown: list[str] = []
+        for tool in tools:  # a second search only where the first finds nothing, as a lexical one may
+            shown = shown or self._search(tool, self._first_query())
+        self._submit(shown)
 
     def ramble(self) -> None:
         """Searches until no turn is left."""
         tools = list(self.d.env.retrievers)
         while not self.episode.done:
-            names = self._links(self.rng.choice(self.episode.references.doc_ids)) if self.episode.references.doc_ids else []
-            if names and self.rng.random() < 0.6:
-                query = " ".join(names)
-            else:
-                query = self._first_query()
-            self._search(str(self.rng.choice(tools)), query)
+            seen = self.episode.references.doc_ids
+            names = self._links(self.rng.choice(seen)) if seen else []
+            query = " ".join(names) if names and self.rng.random() < 0.6 else self._first_query()
+            self._call(search_call(str(self.rng.choice(tools)), self._cut(query)))
 
     def overlong(self) -> None:
         """Begins with nothing, or after one search, a query that does not end within the turn's tokens."""
         if self.rng.random() < 0.5:
             self._search(self.bm25, self._first_query())
-        words = [*self._first_query().split(), *self.rng.permutation(self.d.vocabulary)[:80].tolist()]
-        ids = self.d.dialect.render_call(search_call(self.bm25, " ".join(words)))
+        if self.episode.done:
+            return
         limit = self.d.env.limits.max_tokens_per_turn
+        words = [*self._first_query().split(), *self.rng.permutation(self.d.vocabulary)[: max(80, limit)].tolist()]
+        ids = self.d.dialect.render_call(search_call(self.bm25, " ".join(words)))
         if len(ids) <= limit:
-            raise ValueError(f"expected env.max_tokens_per_turn below {len(ids)}, got {limit}; lower it")
-        self._act(ids[:limit])
-        self.episode.fail(TOKEN_LIMIT)
+            raise ValueError(
+                f"warmup.overlong: expected sampling.sampling_max_tokens below {len(ids)}, since the documents hold no "
+                f"more words to lose oneself in, got {limit}; lower it, or set warmup.overlong to 0"
+            )
+        self._write(ids)
 
     # ---------------------------------------------------------------- moves
 
     def _search(self, tool: str, query: str) -> list[str]:
-        """Documents in the observation, best first."""
-        if self.episode.done:
+        """Documents in the observation, best first; none where the only turn left is needed to submit."""
+        if self.episode.done or self.episode.turn >= self.d.env.limits.max_turns - 1:
             return []
-        return list(self._call(search_call(tool, query)).shown)
+        return self._call(search_call(tool, self._cut(query)))
 
     def _submit(self, doc_ids: Sequence[str]) -> None:
+        """Submits; with nothing to submit, all that is left is to search on."""
+        if self.episode.done:
+            return
+        if not doc_ids:
+            self.ramble()
+            return
         references = self.episode.references
         self._call(submit_call([references.number(doc_id) for doc_id in doc_ids]))
 
-    def _call(self, call: Call) -> StepResult:
-        self._act(self.d.dialect.render_call(call))
+    def _call(self, call: Call) -> list[str]:
+        """Documents that the call's observation shows."""
+        if not self._write(self.d.dialect.render_call(call)):
+            return []
         result = self.episode.step(call)
         if result.status is None:
             observation = self.d.dialect.render_observation(result.observation)
+            if len(self.token_ids) + len(observation) >= self.d.env.limits.max_tokens_per_episode:
+                self.episode.fail(CONTEXT_LIMIT)
+                return []
             self.token_ids += observation
             self.is_action += [False] * len(observation)
-        return result
+        return list(result.shown)
 
-    def _act(self, ids: Sequence[int]) -> None:
-        self.token_ids += ids
-        self.is_action += [True] * len(ids)
+    def _write(self, ids: Sequence[int]) -> bool:
+        """Adds a turn's tokens; false where they break a limit, which ends the episode as it would end a rollout."""
+        limits = self.d.env.limits
+        room = min(limits.max_tokens_per_turn, limits.max_tokens_per_episode - len(self.token_ids))
+        written = list(ids[:room])
+        self.token_ids += written
+        self.is_action += [True] * len(written)
+        if len(ids) > room:
+            self.episode.fail(TOKEN_LIMIT if room == limits.max_tokens_per_turn else CONTEXT_LIMIT)
+        return len(ids) <= room
 
     # ---------------------------------------------------------------- choices
 
@@ -176,6 +199,15 @@ class _Play:
         words = [word for word in text.split() if not set(word) & set('"\\{}[]<>|')][: self.d.query_words]
         package = [word for word in self.task.query.split() if word in PACKAGES][:1]
         return " ".join([*package, *words])
+
+    def _cut(self, query: str) -> str:
+        """`query` without the last words that do not fit into a turn."""
+        words = query.split()
+        longest = max(self.d.env.retrievers, key=len)
+        limit = self.d.env.limits.max_tokens_per_turn
+        while len(words) > 1 and len(self.d.dialect.render_call(search_call(longest, " ".join(words)))) > limit:
+            words.pop()
+        return " ".join(words)
 
     def _links(self, doc_id: str) -> list[str]:
         """The names that the observation showed for `doc_id`."""
@@ -191,9 +223,6 @@ class _Play:
         judged.sort(key=lambda doc_id: -self.task.relevance[doc_id])
         others = [doc_id for doc_id in shown if doc_id not in judged]
         return (judged + others[: 2 if judged else 5])[:10]
-
-    def _anything(self) -> list[str]:
-        return self.episode.references.doc_ids[:5]
 
 
 PACKAGES = frozenset({"NumPy", "SciPy", "JAX", "Optax", "Flax"})

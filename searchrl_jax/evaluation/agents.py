@@ -49,9 +49,7 @@ def record_of(trajectory: Trajectory, task: Task) -> EpisodeRecord:
     )
 
 
-def one_shot_records(
-    tools: Mapping[str, Retriever], tasks: Sequence[Task]
-) -> dict[str, list[EpisodeRecord]]:
+def one_shot_records(tools: Mapping[str, Retriever], tasks: Sequence[Task]) -> dict[str, list[EpisodeRecord]]:
     """What each retriever does with the question itself as query, and their fusion by reciprocal rank.
 
     Args:

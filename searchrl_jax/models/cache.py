@@ -19,7 +19,7 @@ class Cache:
     k: Float[Array, "Y B K S H"]
     v: Float[Array, "Y B K S H"]
     conv: Float[Array, "Y B W-1 D"]
-    length: Int[Array, "B"]
+    length: Int[Array, " B"]
 
 
 def init_cache(config: DecoderConfig, rows: int, capacity: int, dtype: jnp.dtype = jnp.float32) -> Cache:
@@ -43,7 +43,7 @@ class Entries:
     conv: Float[Array, "Y B W-1 D"]
 
 
-def rows_of(cache: Cache, slots: Int[Array, "R"], bucket: int) -> Cache:
+def rows_of(cache: Cache, slots: Int[Array, " R"], bucket: int) -> Cache:
     """The first `bucket` entries of the rows `slots`, as a cache of their own."""
     return Cache(
         k=cache.k[:, slots, :, :bucket],
@@ -53,7 +53,7 @@ def rows_of(cache: Cache, slots: Int[Array, "R"], bucket: int) -> Cache:
     )
 
 
-def write_rows(cache: Cache, entries: Entries, num_new: Int[Array, "R"], slots: Int[Array, "R"]) -> Cache:
+def write_rows(cache: Cache, entries: Entries, num_new: Int[Array, " R"], slots: Int[Array, " R"]) -> Cache:
     """The cache after row `slots[r]` took the first `num_new[r]` tokens of `entries`; none where `num_new[r]` is 0.
 
     What stands past `num_new[r]` is written too, past the row's new length, where nobody reads it. The caller leaves
@@ -96,7 +96,7 @@ def init_stage(cache: Cache, steps: int) -> Stage:
     return Stage(k=empty, v=empty, conv=jnp.concatenate([cache.conv, room], axis=2))
 
 
-def staged_entries(stage: Stage, num_fed: Int[Array, "B"], width: int) -> Entries:
+def staged_entries(stage: Stage, num_fed: Int[Array, " B"], width: int) -> Entries:
     """The stage as entries, with the convolution state (`width` inputs) that row b had after `num_fed[b]` tokens."""
     take = jax.vmap(lambda row, start: jax.lax.dynamic_slice_in_dim(row, start, width, axis=1), (1, 0), 1)
     return Entries(k=stage.k, v=stage.v, conv=take(stage.conv, num_fed))

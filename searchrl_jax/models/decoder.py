@@ -23,7 +23,7 @@ INIT_STD = 0.02
 
 @struct.dataclass
 class Past:
-    """What one layer (or, with a leading axis, every layer) remembers: blocks of keys and values, convolution inputs."""
+    """What one layer (or, with a leading axis, every layer) remembers: blocks of keys and values, past inputs."""
 
     k: tuple[Float[Array, "B K S H"], ...]
     v: tuple[Float[Array, "B K S H"], ...]
@@ -32,7 +32,7 @@ class Past:
 
 @struct.dataclass
 class Shared:
-    """What all layers see alike. Either rows are packed (`segment_ids`, no past), or there is a mask per block of keys."""
+    """What all layers see alike. Rows are packed (`segment_ids`, no past), or there is a mask per block of keys."""
 
     masks: tuple[Bool[Array, "#B #T S"], ...]
     cosine: Float[Array, "B T half"]
@@ -58,7 +58,7 @@ class RMSNorm(nn.Module):
 
 
 class Block(nn.Module):
-    """One layer. Takes what it may attend to, returns the stream and its own new keys, values and convolution inputs."""
+    """One layer. Takes what it may attend to, returns the stream and its own keys, values and convolution inputs."""
 
     config: DecoderConfig
 
@@ -174,7 +174,8 @@ def forward(
 
 def unembed(config: DecoderConfig, params: Params, hidden: Float[Array, "... D"]) -> Float[Array, "... V"]:
     """Logits (float32) of hidden states, with the tied embedding."""
-    return Decoder(config).apply({"params": params}, hidden, method="unembed")
+    logits: Any = Decoder(config).apply({"params": params}, hidden, method="unembed")
+    return logits
 
 
 def append(
@@ -182,7 +183,7 @@ def append(
     params: Params,
     cache: Cache,
     tokens: Int[Array, "B T"],
-    num_new: Int[Array, "B"],
+    num_new: Int[Array, " B"],
 ) -> tuple[Float[Array, "B T D"], Entries]:
     """Hidden states of `tokens[b, :num_new[b]]` after row b's cached tokens, and what they add to the cache.
 
@@ -206,7 +207,7 @@ def decode_step(
     cache: Cache,
     stage: Stage,
     step: Int[Array, ""],
-    tokens: Int[Array, "B"],
+    tokens: Int[Array, " B"],
 ) -> tuple[Float[Array, "B V"], Stage]:
     """Logits after one more token in each row, and the stage that holds it.
 
@@ -224,7 +225,7 @@ def decode_step(
     )
     model = Decoder(config)
     hidden, new = model.apply({"params": params}, tokens[:, None], positions, past, (cached, staged, itself))
-    logits = model.apply({"params": params}, hidden[:, 0], method="unembed")
+    logits: Any = model.apply({"params": params}, hidden[:, 0], method="unembed")
     put = jax.lax.dynamic_update_slice_in_dim
     return logits, Stage(
         k=put(stage.k, new["k"].astype(stage.k.dtype), step, axis=3),

@@ -1,5 +1,7 @@
 """A value head: one number per hidden state. Nothing uses it unless it is initialised."""
 
+from typing import Any
+
 import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Float, Int, Key
@@ -40,4 +42,5 @@ def values(
         tokens, positions, segment_ids: packed rows, as in `models.decoder.forward`.
     """
     hidden = forward(config, params, tokens, positions, segment_ids)
-    return ValueHead().apply({"params": value_params}, hidden)
+    estimate: Any = ValueHead().apply({"params": value_params}, hidden)
+    return estimate

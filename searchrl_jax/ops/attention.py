@@ -1,5 +1,6 @@
 """Grouped-query attention over several blocks of keys: cached, staged and new."""
 
+import functools
 from collections.abc import Sequence
 
 import jax
@@ -39,11 +40,12 @@ def attend(q: Float[Array, "B T N H"], blocks: Sequence[KeyBlock]) -> Float[Arra
     peak = jnp.max(jnp.stack([jnp.max(score, axis=-1, keepdims=True) for score in scores]), axis=0)
     peak = jax.lax.stop_gradient(peak)
     weights = [jnp.exp(score - peak) for score in scores]
-    total = sum(jnp.sum(weight, axis=-1, keepdims=True) for weight in weights)
-    mixed = sum(
+    total = functools.reduce(jnp.add, [jnp.sum(weight, axis=-1, keepdims=True) for weight in weights])
+    parts = [
         jnp.einsum("BKGTS,BKSH->BKGTH", weight.astype(q.dtype), block.v, preferred_element_type=jnp.float32)
         for weight, block in zip(weights, blocks, strict=True)
-    )
+    ]
+    mixed = functools.reduce(jnp.add, parts)
     return (mixed / total).astype(q.dtype).transpose(0, 3, 1, 2, 4).reshape(B, T, N, H)
 
 

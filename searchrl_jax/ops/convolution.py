@@ -30,7 +30,7 @@ def causal_convolution(
 
 
 def convolution_state(
-    x: Float[Array, "B T D"], past: Float[Array, "B W-1 D"], num_new: Int[Array, "B"]
+    x: Float[Array, "B T D"], past: Float[Array, "B W-1 D"], num_new: Int[Array, " B"]
 ) -> Float[Array, "B W-1 D"]:
     """The last W - 1 inputs of each row after `num_new[b]` tokens of `x` (the rest of the row is padding)."""
     extended = jnp.concatenate([past.astype(x.dtype), x], axis=1)

@@ -1,10 +1,9 @@
 """Matrix products over the last axis."""
 
-import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 
-def project(x: Float[Array, "... D"], w: Float[Array, "D *out"]) -> Float[Array, "..."]:
+def project(x: Float[Array, "... D"], w: Float[Array, "D ..."]) -> Float[Array, "..."]:
     """sum_D x_{...D} w_{D,out}, as one product of two matrices.
 
     The same einsum with two leading axes contracts over both of them in the backward pass, which XLA:CPU does with

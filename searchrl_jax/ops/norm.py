@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 
-def rms_norm(x: Float[Array, "... D"], scale: Float[Array, "D"], *, epsilon: float) -> Float[Array, "... D"]:
+def rms_norm(x: Float[Array, "... D"], scale: Float[Array, " D"], *, epsilon: float) -> Float[Array, "... D"]:
     """`x` divided by its root mean square over the last axis, times `scale`.
 
         y = scale * x / sqrt(mean(x^2) + epsilon)

@@ -36,7 +36,7 @@ def processed_log_probs(
     return jax.nn.log_softmax(jnp.where(inside, log_probs, -jnp.inf), axis=-1)
 
 
-def invert_cumulative(log_probs: Float[Array, "B V"], uniform: Float[Array, "B"]) -> Int[Array, "B"]:
+def invert_cumulative(log_probs: Float[Array, "B V"], uniform: Float[Array, " B"]) -> Int[Array, " B"]:
     """The first token of positive mass whose cumulative mass exceeds uniform * total, for `uniform` in [0, 1).
 
     A sum in parallel rounds each prefix its own way, so that the cumulative mass may rise by 1e-7 at a token of no
@@ -49,8 +49,8 @@ def invert_cumulative(log_probs: Float[Array, "B V"], uniform: Float[Array, "B"]
 
 
 def sample(
-    keys: Key[Array, "B"], logits: Float[Array, "B V"], *, temperature: float, top_p: float
-) -> tuple[Int[Array, "B"], Float[Array, "B"]]:
+    keys: Key[Array, " B"], logits: Float[Array, "B V"], *, temperature: float, top_p: float
+) -> tuple[Int[Array, " B"], Float[Array, " B"]]:
     """One token per row, and its log-probability under the distribution that it was drawn from.
 
     The draw inverts the cumulative distribution with one uniform number per row, so none outside the nucleus is ever

@@ -25,7 +25,9 @@ def make_mesh(data: int, fsdp: int, tensor: int, devices: Sequence[jax.Device] |
     sizes = dict(zip(AXES, (data, fsdp, tensor), strict=True))
     for axis, size in sizes.items():
         if size < 1:
-            raise ValueError(f"mesh.{axis}: expected at least 1 device, got {size}; give 1 for an axis that is not used")
+            raise ValueError(
+                f"mesh.{axis}: expected at least 1 device, got {size}; give 1 for an axis that is not used"
+            )
     devices = jax.devices() if devices is None else devices
     product = data * fsdp * tensor
     if product != len(devices):

@@ -36,7 +36,8 @@ def partition_spec(logical: Logical, rules: Mapping[str, tuple[str, ...]] = RULE
     for axis in used:
         if used.count(axis) > 1:
             raise ValueError(
-                f"axes {logical} map to {mapped}: mesh axis {axis!r} is used twice; give one of the two names another rule"
+                f"axes {logical} map to {mapped}: mesh axis {axis!r} is used twice; "
+                "give one of the two names another rule"
             )
     return PartitionSpec(*(axes or None for axes in mapped))
 
@@ -68,10 +69,13 @@ def tree_shardings(
             raise ValueError(f"{name}: expected a path out of {sorted(axes)}; name the axes of this array there")
         logical = axes[name]
         if len(logical) != leaf.ndim:
-            raise ValueError(f"{name}: expected {len(logical)} dimensions {logical}, got shape {leaf.shape}; correct one")
+            raise ValueError(
+                f"{name}: expected {len(logical)} dimensions {logical}, got shape {leaf.shape}; correct one"
+            )
         spec = partition_spec(logical, rules)
-        for label, size, split in zip(logical, leaf.shape, spec, strict=True):
-            parts = math.prod(mesh.shape[axis] for axis in split or ())
+        for label, size in zip(logical, leaf.shape, strict=True):
+            split = () if label is None else rules[label]
+            parts = math.prod(mesh.shape[axis] for axis in split)
             if size % parts:
                 raise ValueError(
                     f"{name}: expected {label} to be a multiple of {parts} (mesh axes {split}), got {size}; "

@@ -1,6 +1,7 @@
 """BM25 by bm25s: an eagerly scored sparse index, searched in well under a millisecond for thousands of documents."""
 
 import math
+import logging
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -32,6 +33,8 @@ def _import_bm25s() -> ModuleType:
             del sys.modules["jax.lax"]
         else:
             sys.modules["jax.lax"] = before
+    # Its logger is set to DEBUG, and speaks up as soon as another library configures logging.
+    logging.getLogger("bm25s").setLevel(logging.WARNING)
     return bm25s
 
 

@@ -1,1 +1,1 @@
-"""From tasks to trajectories: the slot engine, the loop that plays episodes, and the rows that the learner trains on."""
+"""From tasks to trajectories: the slot engine, the loop that plays episodes, and the rows that a learner trains on."""

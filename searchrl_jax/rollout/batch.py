@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from flax import struct
@@ -110,4 +111,6 @@ def fill(rows: Sequence[Sequence[Sample]], shape: RowShape) -> Rows:
             behavior_logprob[b, actions] = sample.behavior_logprob[where]
             advantage[b, actions] = sample.advantage[where]
             at, action_at = at + length, action_at + len(where)
-    return Rows(token_ids, positions, segment_ids, target, is_action, behavior_logprob, advantage)
+    # Host arrays where `Rows` says device arrays: jit takes both.
+    arrays: tuple[Any, ...] = (token_ids, positions, segment_ids, target, is_action, behavior_logprob, advantage)
+    return Rows(*arrays)

@@ -70,7 +70,15 @@ class Player:
         timeout_seconds: a rollout older than this has failed.
         max_retries: tries more for a rollout whose tool failed, before it is given back as failed.
         threads: tools that run at once.
+
+        Raises:
+            ValueError: an episode may grow longer than a slot of the engine.
         """
+        if env.limits.max_tokens_per_episode > engine.shapes.capacity:
+            raise ValueError(
+                f"max_tokens_per_episode: expected at most the {engine.shapes.capacity} tokens of an engine's slot, "
+                f"got {env.limits.max_tokens_per_episode}; raise the engine's capacity or lower the limit"
+            )
         self.engine, self.env, self.dialect = engine, env, dialect
         self.timeout_seconds, self.max_retries = timeout_seconds, max_retries
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="tool")
@@ -90,7 +98,14 @@ class Player:
         Args:
             policy_version: learner step of `params`, recorded with each sampled token.
             on_finished: called with the number of finished rollouts whenever it grows.
+
+        Raises:
+            ValueError: two requests have one uid, or a prompt leaves no room in its episode.
         """
+        if len({request.uid for request in requests}) < len(requests):
+            raise ValueError(
+                "expected a uid for each request, got one twice: both would draw the same tokens; number them"
+            )
         engine, limits = self.engine, self.env.limits
         waiting = deque((request, 0) for request in requests)
         live: dict[int, _Rollout] = {}

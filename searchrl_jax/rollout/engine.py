@@ -1,12 +1,15 @@
 """The slot engine: append what waits, then decode a chunk, in a short list of shapes."""
 
 import functools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from searchrl_jax.models.cache import Cache, init_cache, init_stage, rows_of, staged_entries, write_rows
@@ -44,13 +47,17 @@ class Shapes:
     key_buckets: tuple[int, ...]
 
     @staticmethod
-    def choose(slots: int, capacity: int, chunk: int) -> "Shapes":
-        """Few shapes that waste little: rows and tokens in steps of four, keys in steps of two."""
-        rows = sorted({max(1, slots // 4), slots})
-        buckets = [256]
-        while buckets[-1] < capacity:
-            buckets.append(buckets[-1] * 2)
-        return Shapes(slots, capacity, chunk, tuple(rows), (64, 256), tuple(buckets))
+    def choose(slots: int, capacity: int, chunk: int, observation: int) -> "Shapes":
+        """Few shapes that waste little.
+
+        Args:
+            observation: tokens of the longest observation; appends are as wide, or 64 wide for short prompts.
+        """
+        rows = sorted({max(1, slots // 2), slots})
+        wide = 32 * math.ceil(observation / 32)
+        # Attention over cached keys is bound by memory, so a third less to read is a third less time.
+        keys = sorted({min(capacity, 128 * math.ceil(capacity * third / 384)) for third in (1, 2, 3)})
+        return Shapes(slots, capacity, chunk, tuple(rows), tuple(sorted({min(64, wide), wide})), tuple(keys))
 
     @property
     def cache_length(self) -> int:
@@ -86,31 +93,52 @@ class Engine:
     token all go the same way, and no logits are carried from call to call.
     """
 
-    def __init__(self, config: DecoderConfig, shapes: Shapes, stop_id: int, run_key: Key[Array, ""]) -> None:
+    def __init__(
+        self,
+        config: DecoderConfig,
+        shapes: Shapes,
+        stop_id: int,
+        run_key: Key[Array, ""],
+        cache_sharding: Any = None,
+    ) -> None:
         """An engine with empty slots.
 
         Args:
             stop_id: the token that ends a turn.
             run_key: all sampling follows from it, a trajectory's uid and a token's position.
+            cache_sharding: a `Cache` with a NamedSharding in the place of each array; None for one device.
         """
         self.config, self.shapes, self.stop_id, self.run_key = config, shapes, stop_id, run_key
         self.cache = init_cache(config, shapes.slots, shapes.cache_length)
+        sampled_sharding = None
+        if cache_sharding is not None:
+            self.cache = jax.device_put(self.cache, cache_sharding)
+            # The host of every process reads all that was sampled.
+            sampled_sharding = NamedSharding(cache_sharding.length.mesh, PartitionSpec())
         self.ids: list[list[int]] = [[] for _ in range(shapes.slots)]
         self.held = np.zeros(shapes.slots, np.int64)  # tokens of each slot that the cache holds
         self.uids = np.zeros(shapes.slots, np.uint32)
-        self._append = jax.jit(functools.partial(_append_rows, config), donate_argnames="cache", static_argnames="bucket")
+        # The cache stays where it is, or each call would compile anew for the last one's placement.
+        self._append = jax.jit(
+            functools.partial(_append_rows, config),
+            donate_argnames="cache",
+            static_argnames="bucket",
+            out_shardings=cache_sharding,
+        )
         self._decode = jax.jit(
             functools.partial(_decode_chunk, config, shapes.chunk, stop_id),
             donate_argnames="cache",
             static_argnames=("bucket", "temperature", "top_p"),
+            out_shardings=(cache_sharding, sampled_sharding, sampled_sharding, sampled_sharding),
         )
+        self._reset = jax.jit(_reset_slot, donate_argnames="cache", out_shardings=cache_sharding)
 
     def start(self, slot: int, uid: int, ids: Sequence[int]) -> None:
         """Gives `slot` to the trajectory `uid`, which begins with `ids`; what the slot held is forgotten."""
         if not ids:
             raise ValueError("expected at least one prompt token, got none; render a prompt first")
         self.ids[slot], self.held[slot], self.uids[slot] = list(ids), 0, uid
-        self.cache = _reset_slot(self.cache, slot)
+        self.cache = self._reset(self.cache, slot)
 
     def extend(self, slot: int, ids: Sequence[int]) -> None:
         """Adds an observation's ids to `slot`; they reach the cache with the next `flush`."""
@@ -169,9 +197,8 @@ class Engine:
         return Chunk(tokens, logprobs, count)
 
 
-@functools.partial(jax.jit, donate_argnames="cache")
 def _reset_slot(cache: Cache, slot: Int[Array, ""]) -> Cache:
-    return cache.replace(length=cache.length.at[slot].set(0), conv=cache.conv.at[:, slot].set(0))
+    return Cache(cache.k, cache.v, conv=cache.conv.at[:, slot].set(0), length=cache.length.at[slot].set(0))
 
 
 def _append_rows(

@@ -2,11 +2,14 @@
 
 import json
 import os
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+
+from rich.console import Console
 
 from searchrl_jax.config.overlays import to_json
 from searchrl_jax.config.schema import Experiment
@@ -15,7 +18,7 @@ from searchrl_jax.evaluation.agents import one_shot_records, play_tasks, record_
 from searchrl_jax.evaluation.figures import agent_bars, learning_curves, save_png
 from searchrl_jax.evaluation.report import write_report
 from searchrl_jax.evaluation.summary import EpisodeRecord, summarise
-from searchrl_jax.evaluation.tables import print_summary
+from searchrl_jax.evaluation.tables import markdown_table, print_summary
 from searchrl_jax.models.decoder import Params
 from searchrl_jax.rollout.collect import Player
 from searchrl_jax.rollout.engine import Sampling
@@ -65,15 +68,19 @@ def compare_and_report(
             check_stop()
     seconds["total"] = sum(seconds[phase] for phase in ("setup", "warmup", "rl", "evaluation"))
     summaries = {}
-    for index, (temperature, by_agent) in enumerate(zip(experiment.evaluation.temperatures, records.values(), strict=True)):
+    by_temperature = zip(experiment.evaluation.temperatures, records.values(), strict=True)
+    for index, (temperature, by_agent) in enumerate(by_temperature):
         summary = summarise(
             by_agent | one_shot, resamples=experiment.evaluation.bootstrap_samples, seed=experiment.seed
         ) | {"temperature": temperature, "seconds": seconds}
         summaries[_heading(temperature)] = summary
         _write_json(folder / ("final.json" if index == 0 else f"final_{_suffix(temperature)}.json"), summary)
     _draw(experiment, workdir, work, tasks, summaries, episodes)
+    markdown = [f"## {heading}\n\n{markdown_table(summary)}" for heading, summary in summaries.items()]
+    (folder / "tables.md").write_text("\n".join(markdown), encoding="utf-8")
+    console = Console(width=None if sys.stdout.isatty() else 120)
     for heading, summary in summaries.items():
-        print_summary(summary, title=f"{len(tasks)} test tasks, {heading}")
+        print_summary(summary, title=f"{len(tasks)} test tasks, {heading}", console=console)
     phases = ", ".join(f"{phase} {duration(spent)}" for phase, spent in seconds.items())
     print(f"time: {phases}\nreport: {workdir / 'report.html'}", flush=True)
     return next(iter(summaries.values()))

@@ -13,8 +13,8 @@ class Interrupted(Exception):
 class StopSignal:
     """Says when to stop; the loop asks after each step, when everything can be saved.
 
-    As a context manager it takes over SIGINT and SIGTERM. A second SIGINT ends the process at once, as usual: the run then
-    goes on from its last checkpoint.
+    As a context manager it takes over SIGINT and SIGTERM. A second SIGINT ends the process at once, as usual: the run
+    then goes on from its last checkpoint.
     """
 
     def __init__(self, limit_hours: float) -> None:
@@ -46,4 +46,5 @@ class StopSignal:
         if self._received is not None and number == signal.SIGINT:
             raise KeyboardInterrupt
         self._received = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
-        print(f"\n{self._received}: finishing the step under way, then saving (Ctrl-C again to stop at once)", flush=True)
+        advice = "finishing the step under way, then saving (Ctrl-C again to stop at once)"
+        print(f"\n{self._received}: {advice}", flush=True)

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Float
 
@@ -27,11 +28,14 @@ def group_advantages(groups: Groups, config: RLConfig) -> tuple[Float[np.ndarray
     Left out are rollouts whose tool failed and groups without variance, which have nothing to say about the policy.
     """
     rewards, is_valid = group_rewards(groups)
-    is_flat = np.asarray(zero_variance_groups(rewards, is_valid))
+    is_flat = np.asarray(zero_variance_groups(jnp.asarray(rewards), jnp.asarray(is_valid)))
     is_trained = is_valid & ~is_flat[:, None]
     tokens = np.array([[t.num_action_tokens for t in group] for group in groups], np.int32)
     advantages = ADVANTAGES[config.advantage_method](
-        rewards, is_valid=is_trained, action_tokens=tokens, normalize=config.advantage_normalization
+        jnp.asarray(rewards),
+        is_valid=jnp.asarray(is_trained),
+        action_tokens=jnp.asarray(tokens),
+        normalize=config.advantage_normalization,
     )
     return np.asarray(advantages), is_trained
 

@@ -19,7 +19,12 @@ from searchrl_jax.data.schema import Task
 from searchrl_jax.data.stream import TaskStream
 from searchrl_jax.env.demonstrator import Demonstrator
 from searchrl_jax.evaluation.agents import play_tasks
+from searchrl_jax.evaluation.rescore import TOLERANCE, rescored_metrics, titles_of
+from searchrl_jax.models.axes import CACHE_AXES, PARAMETER_AXES
+from searchrl_jax.models.cache import init_cache
 from searchrl_jax.models.decoder import Params, init_params
+from searchrl_jax.parallel.mesh import make_mesh
+from searchrl_jax.parallel.rules import place_rows, tree_shardings
 from searchrl_jax.rollout.batch import RowShape, pack
 from searchrl_jax.rollout.collect import Player, Request
 from searchrl_jax.rollout.engine import Engine, Sampling, Shapes
@@ -29,7 +34,7 @@ from searchrl_jax.train.finish import compare_and_report
 from searchrl_jax.train.interrupt import Interrupted, StopSignal
 from searchrl_jax.train.learn import group_advantages, group_metrics, rollout_metrics, samples_of, split_minibatches
 from searchrl_jax.train.progress import Progress, train_line
-from searchrl_jax.train.state import TrainState, init_state, make_optimizer
+from searchrl_jax.train.state import init_state, make_optimizer
 from searchrl_jax.train.step import LossSpec, make_update
 from searchrl_jax.train.tracker import MetricsLog, WandbMirror
 from searchrl_jax.train.warmup import DemonstrationStream, make_warmup_optimizer, shares_of
@@ -75,15 +80,35 @@ class _Run:
         self.seconds = {"setup": time.perf_counter() - began}
         sizes = ", ".join(f"{len(tasks):,} {split}" for split, tasks in self.work.tasks.items())
         print(f"{len(self.work.documents):,} documents; tasks: {sizes}; {self.seconds['setup']:.0f} s", flush=True)
+        self.titles = titles_of(self.work.documents)
+        # Made before the warm-up, so that a batch larger than the training set is refused at once.
+        self.stream = TaskStream(self.work.tasks["train"], experiment.batch.global_batch_size, experiment.seed)
         limits = self.work.env.limits
-        self.row_shape = RowShape(
-            rows=experiment.batch.micro_batch_rows,
-            length=limits.max_tokens_per_episode,
-            actions=min(limits.max_turns * limits.max_tokens_per_turn, limits.max_tokens_per_episode),
+        mesh = experiment.mesh
+        self.mesh = make_mesh(mesh.data, mesh.fsdp, mesh.tensor)
+        length = limits.max_tokens_per_episode
+        actions = min(limits.max_turns * limits.max_tokens_per_turn, length)
+        # Logits are computed for every place of an action token: rows are made for half of what an episode may hold, and
+        # the rare one that holds more has a shape of its own.
+        self.row_shapes = (
+            RowShape(experiment.batch.micro_batch_rows, length, actions // 2),
+            RowShape(self.mesh.shape["data"] * self.mesh.shape["fsdp"], length, actions),
         )
         rollout = experiment.rollout
-        shapes = Shapes.choose(rollout.rollout_max_concurrency, limits.max_tokens_per_episode, rollout.decode_chunk)
-        engine = Engine(self.work.model, shapes, self.work.dialect.stop_id, named_key(experiment.seed, "rollout"))
+        shapes = Shapes.choose(
+            rollout.rollout_max_concurrency,
+            limits.max_tokens_per_episode,
+            rollout.decode_chunk,
+            experiment.env.observation_tokens + self.work.dialect.observation_overhead + 1,
+        )
+        cache = jax.eval_shape(lambda: init_cache(self.work.model, shapes.slots, shapes.cache_length))
+        engine = Engine(
+            self.work.model,
+            shapes,
+            self.work.dialect.stop_id,
+            named_key(experiment.seed, "rollout"),
+            tree_shardings(self.mesh, cache, CACHE_AXES),
+        )
         self.player = Player(
             engine,
             self.work.env,
@@ -111,22 +136,26 @@ class _Run:
             self.workdir / "checkpoints" / phase, config=self.config_json, keep=1, may_differ=RESUMABLE_CHANGES
         )
 
+    def _place(self, tree: Any) -> Any:
+        """Parameters, or a train state, on their devices."""
+        return jax.device_put(tree, tree_shardings(self.mesh, tree, PARAMETER_AXES))
+
     def _check_stop(self) -> None:
         if self.stop.reason is not None:
-            raise Interrupted(f"stopped by {self.stop.reason}; the same command goes on from here")
+            raise _interrupted(self.stop.reason)
 
     # ------------------------------------------------------------------ behaviour cloning
 
     def _warm_up(self) -> Params:
         """The base agent's parameters."""
         experiment, config, work = self.experiment, self.experiment.warmup, self.work
-        params = init_params(work.model, named_key(experiment.seed, "init"))
+        params = self._place(init_params(work.model, named_key(experiment.seed, "init")))
         count = sum(x.size for x in jax.tree.leaves(params))
         optimizer = make_warmup_optimizer(config)
-        state = init_state(params, optimizer)
+        state = self._place(init_state(params, optimizer))
         demonstrator = Demonstrator(work.env, work.dialect, work.documents, shares_of(config))
         stream = DemonstrationStream(
-            demonstrator, work.tasks["train"], experiment.seed, self.row_shape, copy_steps=config.copy_steps
+            demonstrator, work.tasks["train"], experiment.seed, self.row_shapes
         )
         checkpoints = self._checkpointer("warmup")
         newest = checkpoints.latest()
@@ -143,10 +172,10 @@ class _Run:
         losses: list[float] = []
         began = time.perf_counter() - seconds
         for number in range(done + 1, config.steps + 1):
-            rows = stream.batch(number)
-            state, metrics = update(state, [rows])
+            state, metrics = update(state, [place_rows(self.mesh, rows) for rows in stream.next_batch()])
             losses.append(metrics["loss"])
-            log.append(number, {"loss": metrics["loss"], "grad_norm": metrics["grad_norm"], "tokens": metrics["tokens"]})
+            log.append(number, {name: metrics[name] for name in ("loss", "grad_norm", "tokens")})
+            # Read once: a signal that came after the decision to save would stop the run with nothing saved.
             is_last, reason = number == config.steps, self.stop.reason
             if number % WARMUP_LOG_EVERY == 0 or is_last:
                 left = progress.left(number - done)
@@ -155,8 +184,8 @@ class _Run:
             if number % WARMUP_SAVE_EVERY == 0 or is_last or reason:
                 host = {"next_demonstration": stream.next, "seconds": time.perf_counter() - began}
                 checkpoints.save(number, state, host)
-            if not is_last:
-                self._check_stop()
+            if reason and not is_last:
+                raise _interrupted(reason)
         log.close()
         checkpoints.close()
         self.seconds["warmup"] = time.perf_counter() - began
@@ -170,8 +199,8 @@ class _Run:
         batch, schedule, rl, sampling = experiment.batch, experiment.schedule, experiment.rl, experiment.sampling
         optimizer = make_optimizer(experiment.optimizer)
         # Copied: an update donates its state, and the base is compared at the end.
-        state = init_state(jax.tree.map(lambda x: x.copy(), base), optimizer)
-        stream = TaskStream(work.tasks["train"], batch.global_batch_size, experiment.seed)
+        state = self._place(init_state(jax.tree.map(lambda x: x.copy(), base), optimizer))
+        stream = self.stream
         total = min(schedule.max_steps, schedule.max_epochs * stream.batches_per_epoch)
         checkpoints = self._checkpointer("rl")
         newest = checkpoints.latest()
@@ -194,7 +223,8 @@ class _Run:
         done = newest or 0
         began = time.perf_counter() - seconds
         if newest is None and total:
-            print(f"reinforcement learning: {total} steps of {batch.global_batch_size} x {batch.group_size}", flush=True)
+            size = f"{batch.global_batch_size} x {batch.group_size}"
+            print(f"reinforcement learning: {total} steps of {size} rollouts", flush=True)
         if newest is None and schedule.val_every and experiment.val.val_at_start:
             log.append(0, self._validate(state.params, 0))
         progress = Progress(total - done)
@@ -207,15 +237,17 @@ class _Run:
             advantages, is_trained = group_advantages(groups, rl)
             samples = samples_of(groups, advantages, is_trained)
             metrics = rollout_metrics(trajectories) | group_metrics(groups, advantages, is_trained)
+            metrics |= self._rescored(trajectories, tasks, f"step {step}")
             learn_began = time.perf_counter()
             seen = []
             for part in split_minibatches(samples, rl.minibatches, np.random.default_rng([experiment.seed, step])):
-                state, found = update(state, pack(part, [self.row_shape]))
+                micro_batches = [place_rows(self.mesh, rows) for rows in pack(part, self.row_shapes)]
+                state, found = update(state, micro_batches)
                 seen.append(found)
             for name in seen[0] if seen else ():
                 metrics[f"learner/{name}"] = float((max if name == "ratio_max" else np.mean)([f[name] for f in seen]))
-            metrics["entropy"], metrics["kl"] = metrics.get("learner/entropy", 0.0), metrics.get("learner/approx_kl", 0.0)
-            metrics["grad_norm"] = metrics.get("learner/grad_norm", 0.0)
+            for short, name in (("entropy", "entropy"), ("kl", "approx_kl"), ("grad_norm", "grad_norm")):
+                metrics[short] = metrics.get(f"learner/{name}", 0.0)
             now = time.perf_counter()
             metrics["timing_s/rollout"], metrics["timing_s/policy_update"] = rollout_seconds, now - learn_began
             metrics["tokens_per_second"] = sum(len(t.token_ids) for t in trajectories) / (now - step_began)
@@ -226,10 +258,11 @@ class _Run:
             _write_trajectories(self.workdir / "trajectories" / f"step_{step:06d}.jsonl", trajectories)
             log.append(step, metrics)
             print(train_line(step, total, metrics, progress.left(step - done)), flush=True)
-            if step % schedule.save_every == 0 or is_last or self.stop.reason:
+            reason = self.stop.reason
+            if step % schedule.save_every == 0 or is_last or reason:
                 checkpoints.save(step, state, {"stream": stream.state(), "seconds": time.perf_counter() - began})
-            if not is_last:
-                self._check_stop()
+            if reason and not is_last:
+                raise _interrupted(reason)
         log.close()
         checkpoints.close()
         self.seconds["rl"] = time.perf_counter() - began if total > done else seconds
@@ -258,6 +291,7 @@ class _Run:
             trajectories = play_tasks(self.player, params, tasks, sampling, policy_version=step)
             prefix = "val" if index == 0 else f"val_t{temperature:g}"
             found = rollout_metrics(trajectories)
+            found |= self._rescored(trajectories, tasks, f"validation after step {step}, temperature {temperature:g}")
             metrics |= {f"{prefix}/{name}": value for name, value in found.items()}
             print(
                 f"validation after step {step}, temperature {temperature:g}: nDCG@10 {found['ndcg@10']:.3f}, given "
@@ -267,12 +301,33 @@ class _Run:
             )
         return metrics
 
+    def _rescored(self, trajectories: Sequence[Trajectory], tasks: Sequence[Task], where: str) -> dict[str, float]:
+        """The metrics of the second reading, with a warning where it disagrees with the environment."""
+        found = rescored_metrics(trajectories, tasks, self.titles)
+        if found["rescored_ndcg_gap"] > TOLERANCE or found["rescored_inconsistent"]:
+            print(
+                f"WARNING: {where}: read strictly, the text of {found['rescored_inconsistent']:.1%} of the episodes "
+                f"does not lead to what was recorded (largest gap in nDCG@10: {found['rescored_ndcg_gap']:.3f}); "
+                "the reward may be won through the parser: read the episodes before you trust these numbers",
+                flush=True,
+            )
+        return found
+
     def _mirror(self) -> WandbMirror | None:
         tracker = self.experiment.tracker
         if tracker.wandb == "off":
             return None
-        name = f"{self.experiment.exp}-{self.workdir.name}"
-        return WandbMirror(self.workdir, mode=tracker.wandb, project=tracker.project, name=name, config=self.config_json)
+        return WandbMirror(
+            self.workdir,
+            mode=tracker.wandb,
+            project=tracker.project,
+            name=f"{self.experiment.exp}-{self.workdir.name}",
+            config=self.config_json,
+        )
+
+
+def _interrupted(reason: str) -> Interrupted:
+    return Interrupted(f"stopped by {reason}; the same command goes on from here")
 
 
 def _write_trajectories(path: Path, trajectories: Sequence[Trajectory]) -> None:

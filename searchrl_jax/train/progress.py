@@ -25,11 +25,11 @@ def duration(seconds: float) -> str:
 
 def train_line(step: int, total: int, metrics: Mapping[str, float], left: str) -> str:
     """One training step in one line of the terminal."""
-    failures = {name.removeprefix("failures/"): share for name, share in metrics.items() if name.startswith("failures/")}
-    split = ", ".join(f"{status} {share:.1%}" for status, share in failures.items())
+    failures = {name: share for name, share in metrics.items() if name.startswith("failures/")}
+    split = ", ".join(f"{name.removeprefix('failures/')} {share:.1%}" for name, share in failures.items())
     return (
         f"step {step}/{total}  reward {metrics['reward']:.3f}  nDCG@10 {metrics['ndcg@10']:.3f}  "
-        f"failed {metrics['failure_rate']:.1%}{f' ({split})' if split else ''}  malformed {metrics['malformed_rate']:.1%}  "
-        f"turns {metrics['turns']:.2f}  entropy {metrics['entropy']:.2f}  {metrics['tokens_per_second']:,.0f} tokens/s  "
-        f"{metrics['timing_s/step']:.1f} s  left {left}"
+        f"failed {metrics['failure_rate']:.1%}{f' ({split})' if split else ''}  "
+        f"malformed {metrics['malformed_rate']:.1%}  turns {metrics['turns']:.2f}  entropy {metrics['entropy']:.2f}  "
+        f"{metrics['tokens_per_second']:,.0f} tokens/s  {metrics['timing_s/step']:.1f} s  left {left}"
     )

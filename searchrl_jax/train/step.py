@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jaxtyping import Array, Float
 
@@ -110,12 +111,15 @@ def make_update(
         grads = jax.tree.map(lambda g: g / count, grad_sum)
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
         means = {name: metrics[name] / count for name in metrics if name not in ("tokens", "ratio_max")}
-        means |= {"ratio_max": metrics["ratio_max"], "grad_norm": optax.global_norm(grads), "tokens": metrics["tokens"]}
+        means |= {"ratio_max": metrics["ratio_max"], "grad_norm": optax.tree.norm(grads), "tokens": metrics["tokens"]}
         return TrainState(optax.apply_updates(state.params, updates), opt_state, state.updates + 1), means
 
     def update(state: TrainState, micro_batches: Sequence[Rows]) -> tuple[TrainState, dict[str, float]]:
         if not micro_batches:
             raise ValueError("expected at least one micro-batch, got none; skip the update and count it")
+        if not any(np.any(rows.is_action) for rows in micro_batches):
+            # Adam would move the weights all the same, by its running mean.
+            raise ValueError("expected at least one action token, got none; skip the update and count it")
         zeros: Any = (jax.tree.map(jnp.zeros_like, state.params), _no_metrics())
         for rows in micro_batches:
             zeros = accumulate(state.params, zeros, rows)

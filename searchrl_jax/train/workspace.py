@@ -33,7 +33,7 @@ def build_workspace(experiment: Experiment, workdir: Path) -> Workspace:
     """Reads or makes all parts. The tokenizer is kept in `workdir`, trained on the training side if it isn't there.
 
     Raises:
-        ValueError: the user's documents or tasks are faulty, or a split is empty.
+        ValueError: the user's documents or tasks are faulty, a split is empty, or a question leaves an episode no room.
     """
     data, env, model = experiment.data, experiment.env, experiment.model
     if data.corpus == "pydocs":
@@ -45,8 +45,8 @@ def build_workspace(experiment: Experiment, workdir: Path) -> Workspace:
     for split in ("train", "validation", "test"):
         if not tasks.get(split):
             raise ValueError(
-                f"{data.tasks or data.corpus}: expected tasks of all three splits, got none for {split}; add tasks, or give "
-                'rows a field "split" of train, validation or test'
+                f"{data.tasks or data.corpus}: expected tasks of all three splits, got none for {split}; add tasks, or "
+                'give rows a field "split" of train, validation or test'
             )
     retrievers = {
         # Unstemmed: in reference pages an inflected word is often a name.
@@ -66,13 +66,21 @@ def build_workspace(experiment: Experiment, workdir: Path) -> Workspace:
         train_tokenizer(texts, model.vocab_size, call_scaffolds(list(tools))).save(partial)
         os.replace(partial, path)
     tokenizer = Tokenizer.load(path)
+    dialect = HermesDialect(tokenizer)
     limits = Limits(env.max_turns, experiment.sampling.sampling_max_tokens, env.max_tokens_per_episode)
+    for task in (task for split in tasks.values() for task in split):
+        length = len(dialect.render_prompt(task.query))
+        if length >= limits.max_tokens_per_episode:
+            raise ValueError(
+                f"env.max_tokens_per_episode: expected more than the {length} tokens that the question of task "
+                f"{task.task_id!r} takes, got {limits.max_tokens_per_episode}; raise it, or shorten the question"
+            )
     return Workspace(
         documents=documents,
         tasks=tasks,
         retrievers=retrievers,
         tokenizer=tokenizer,
-        dialect=HermesDialect(tokenizer),
+        dialect=dialect,
         env=SearchEnv(
             tools,
             documents,

@@ -9,7 +9,7 @@ import pytest
 
 from searchrl_jax.models.cache import init_cache, init_stage, rows_of, staged_entries, write_rows
 from searchrl_jax.models.config import DecoderConfig
-from searchrl_jax.models.decoder import append, decode_step, forward, init_params, unembed
+from searchrl_jax.models.decoder import append, decode_step, forward, unembed
 from searchrl_jax.testing.tiny import tiny_decoder_config, tiny_params
 
 V, L = 50, 24
@@ -167,14 +167,13 @@ def test_the_order_of_rows_is_theirs_alone():
     np.testing.assert_allclose(plain(TOKENS[::-1].copy()), plain(TOKENS)[::-1], atol=1e-5)
 
 
-def test_a_fresh_convolution_is_the_identity_and_a_noisy_one_is_not():
-    params = init_params(CONFIG, jax.random.key(0))
-    assert not np.any(params["layers"]["conv"])
-    without = {**params, "layers": {k: v for k, v in params["layers"].items() if k != "conv"}}
+def test_a_convolution_of_the_present_alone_is_none_and_a_noisy_one_is_read():
+    present = jnp.zeros_like(PARAMS["layers"]["conv"]).at[:, 0].set(1.0)
+    single = {**PARAMS, "layers": {**PARAMS["layers"], "conv": present}}
+    without = {**PARAMS, "layers": {k: v for k, v in PARAMS["layers"].items() if k != "conv"}}
     config = tiny_decoder_config(V, conv_width=0)
-    np.testing.assert_allclose(plain(TOKENS, CONFIG, params), plain(TOKENS, config, without), atol=1e-6)
-    silent = {**PARAMS, "layers": {**PARAMS["layers"], "conv": jnp.zeros_like(PARAMS["layers"]["conv"])}}
-    assert np.abs(plain(TOKENS) - plain(TOKENS, CONFIG, silent)).max() > 1e-2
+    np.testing.assert_allclose(plain(TOKENS, CONFIG, single), plain(TOKENS, config, without), atol=1e-5)
+    assert np.abs(plain(TOKENS) - plain(TOKENS, CONFIG, single)).max() > 1e-2
 
 
 def test_logits_of_a_low_precision_decoder_are_float32():

@@ -41,7 +41,9 @@ def test_the_head_learns_a_constant_and_tells_tokens_apart():
         learned, state = head, optimizer.init(head)
         for _ in range(300):
             learned, state = step(learned, state, target)
-        np.testing.assert_allclose(jitted_values(CONFIG, PARAMS, learned, TOKENS, POSITIONS, SEGMENTS), target, atol=0.05)
+        np.testing.assert_allclose(
+            jitted_values(CONFIG, PARAMS, learned, TOKENS, POSITIONS, SEGMENTS), target, atol=0.05
+        )
 
 
 def test_a_value_sees_no_later_token_and_no_other_trajectory():

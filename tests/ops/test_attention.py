@@ -39,9 +39,7 @@ def test_attend_is_the_loop(arrays):
 def test_split_blocks_equal_one(arrays, cuts):
     q, k, v, mask = arrays
     edges = (0, *cuts, S)
-    blocks = [
-        KeyBlock(k[:, :, a:b], v[:, :, a:b], mask[:, :, a:b]) for a, b in zip(edges[:-1], edges[1:], strict=True)
-    ]
+    blocks = [KeyBlock(k[:, :, a:b], v[:, :, a:b], mask[:, :, a:b]) for a, b in zip(edges[:-1], edges[1:], strict=True)]
     np.testing.assert_allclose(attend(q, blocks), attend(q, [KeyBlock(k, v, mask)]), atol=1e-6)
 
 
@@ -69,7 +67,10 @@ def test_gradients_equal_finite_differences(arrays):
     q, k, v, mask = arrays
 
     def f(q, k, v):
-        left, right = KeyBlock(k[:, :, :3], v[:, :, :3], mask[..., :3]), KeyBlock(k[:, :, 3:], v[:, :, 3:], mask[..., 3:])
+        left, right = (
+            KeyBlock(k[:, :, :3], v[:, :, :3], mask[..., :3]),
+            KeyBlock(k[:, :, 3:], v[:, :, 3:], mask[..., 3:]),
+        )
         return jnp.sum(jnp.sin(attend(q, [left, right])))
 
     direction = [np.random.default_rng(1).normal(size=x.shape).astype(np.float32) for x in (q, k, v)]

@@ -1,0 +1,104 @@
+"""Run by `test_sharded.py` in a process of its own with 8 virtual devices: prints what it found as JSON."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from searchrl_jax.models.axes import CACHE_AXES, PARAMETER_AXES
+from searchrl_jax.models.cache import init_cache
+from searchrl_jax.parallel.mesh import make_mesh
+from searchrl_jax.parallel.rules import place_rows, replicated, tree_shardings
+from searchrl_jax.rollout.batch import RowShape, Sample, pack
+from searchrl_jax.rollout.engine import Engine, Sampling, Shapes
+from searchrl_jax.testing.tiny import tiny_decoder_config, tiny_params
+from searchrl_jax.train.state import init_state
+from searchrl_jax.train.step import LossSpec, make_update
+
+CONFIG = tiny_decoder_config(60)
+OPTIMIZER = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-2))
+PARAMS = jax.device_get(tiny_params(CONFIG, jax.random.key(0)))
+
+
+def batches():
+    rng = np.random.default_rng(0)
+    samples = []
+    for length in rng.integers(8, 24, 18):
+        is_action = rng.random(length) < 0.5
+        is_action[0], is_action[-1] = False, True
+        log_probs = np.full(length, -4.0, np.float32)
+        samples.append(Sample(rng.integers(0, 60, length), is_action, log_probs, rng.normal(size=length)))
+    return pack(samples, [RowShape(4, 40, 30)])
+
+
+def train(mesh):
+    state = init_state(jax.tree.map(jnp.array, PARAMS), OPTIMIZER)
+    rows = batches()
+    if mesh is not None:
+        state = jax.device_put(state, tree_shardings(mesh, state, PARAMETER_AXES))
+        rows = [place_rows(mesh, batch) for batch in rows]
+    update = make_update(CONFIG, LossSpec("ppo"), OPTIMIZER)
+    before = jax.tree.map(lambda x: x.sharding, state)
+    losses = []
+    for _ in range(2):
+        state, metrics = update(state, rows)
+        losses.append(metrics["loss"])
+    kept = jax.tree.map(lambda x, s: x.sharding.is_equivalent_to(s, x.ndim), state, before)
+    return jax.device_get(state.params), losses, all(jax.tree.leaves(kept)), state
+
+
+def sample(mesh):
+    shapes = Shapes(4, 40, 4, (4,), (12,), (64,))
+    params, run, sharding = PARAMS, jax.random.key(2), None
+    if mesh is not None:
+        cache = jax.eval_shape(lambda: init_cache(CONFIG, shapes.slots, shapes.cache_length))
+        sharding = tree_shardings(mesh, cache, CACHE_AXES)
+        params = jax.device_put(params, tree_shardings(mesh, params, PARAMETER_AXES))
+        run = jax.device_put(run, replicated(mesh))
+    engine = Engine(CONFIG, shapes, 3, run, sharding)
+    for slot, prompt in enumerate(([5, 6, 7, 8], [9, 10], [11] * 13, [12, 13, 14])):
+        engine.start(slot, slot, prompt)
+    log_probs = []
+    for observation in ([20, 21, 22], [23, 24], []):
+        engine.flush(params)
+        chunk = engine.decode(params, np.array([4, 2, 4, 4]), Sampling(0.8, 0.95))
+        log_probs.append(np.where(np.arange(4) < chunk.count[:, None], chunk.logprobs, 0))
+        for slot in (0, 2):
+            engine.extend(slot, observation)
+    return engine, np.stack(log_probs)
+
+
+def main():
+    mesh = make_mesh(2, 2, 2)
+    one, eight = train(None), train(mesh)
+    alone, spread = sample(None), sample(mesh)
+    gate = eight[3].params["layers"]["gate"]
+    moved = jax.tree.map(lambda a, b: float(np.abs(a - b).max()), one[0], PARAMS)
+    differ = jax.tree.map(lambda a, b: float(np.abs(a - b).max()), one[0], eight[0])
+    print(
+        json.dumps(
+            {
+                "devices": jax.device_count(),
+                "losses": [one[1], eight[1]],
+                "moved": min(jax.tree.leaves(moved)),
+                "differ": max(jax.tree.leaves(differ)),
+                "kept": eight[2],
+                "gate": [list(gate.shape), list(gate.addressable_shards[0].data.shape)],
+                "moment": list(eight[3].opt_state[1][0].mu["layers"]["gate"].addressable_shards[0].data.shape),
+                "ids": [alone[0].ids, spread[0].ids],
+                "log_probs": float(np.abs(alone[1] - spread[1]).max()),
+                "cache": [list(spread[0].cache.k.shape), list(spread[0].cache.k.addressable_shards[0].data.shape)],
+                "compiled": [
+                    spread[0]._append._cache_size(),
+                    alone[0]._append._cache_size(),
+                    spread[0]._decode._cache_size(),
+                ],
+            }
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,50 @@
+"""Training and sampling on a mesh of eight virtual devices equal those on one."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def found():
+    environment = {
+        **os.environ,
+        "JAX_PLATFORMS": "cpu",
+        # Little is computed here and much compiled, so the compiler is told to hurry.
+        "XLA_FLAGS": "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0",
+        "PYTHONPATH": str(ROOT),
+    }
+    script = Path(__file__).with_name("eight_devices.py")
+    done = subprocess.run(
+        [sys.executable, "-W", "error", script], env=environment, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_the_update_on_eight_devices_equals_one(found):
+    assert found["devices"] == 8
+    assert found["losses"][1] == pytest.approx(found["losses"][0], abs=1e-5)
+    assert found["moved"] > 1e-2 and found["differ"] < 1e-4
+
+
+def test_parameters_and_moments_are_split_and_stay_so(found):
+    assert found["gate"] == [[2, 32, 64], [2, 16, 32]] and found["moment"] == [2, 16, 32]
+    assert found["kept"]
+
+
+def test_the_engine_samples_the_same_tokens(found):
+    assert found["ids"][0] == found["ids"][1] and all(len(ids) > 6 for ids in found["ids"][0])
+    assert found["log_probs"] < 1e-4
+    whole, part = found["cache"]
+    assert part == [whole[0], whole[1] // 4, whole[2] // 2, *whole[3:]]
+
+
+def test_placement_compiles_nothing_twice(found):
+    assert found["compiled"][0] == found["compiled"][1] and found["compiled"][2] == 1

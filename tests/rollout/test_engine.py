@@ -1,0 +1,132 @@
+"""The slot engine: what it samples, whatever the slots, the company and the history of a slot."""
+
+import functools
+
+import jax
+import numpy as np
+import pytest
+
+from searchrl_jax.core.random import token_key
+from searchrl_jax.models.decoder import forward, unembed
+from searchrl_jax.ops.sampling import processed_log_probs, sample
+from searchrl_jax.rollout.engine import Engine, Sampling, Shapes, smallest_fitting
+from searchrl_jax.testing.tiny import tiny_decoder_config, tiny_params
+
+V, STOP = 40, 3
+CONFIG = tiny_decoder_config(V)
+PARAMS = tiny_params(CONFIG, jax.random.key(0))
+OTHER = tiny_params(CONFIG, jax.random.key(5))
+RUN = jax.random.key(9)
+PROMPTS = {7: [5, 6, 7, 8, 9], 8: [10, 11], 9: [12, 13, 14, 15, 16, 17, 18, 19, 20, 21]}
+
+
+def make(slots):
+    return Engine(CONFIG, Shapes(slots, 48, 4, (slots,), (6,), (64,)), STOP, RUN)
+
+
+@pytest.fixture(scope="module")
+def engine():
+    return make(3)
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def full_forward(tokens, temperature):
+    positions = np.broadcast_to(np.arange(64), tokens.shape)
+    logits = unembed(CONFIG, PARAMS, forward(CONFIG, PARAMS, tokens, positions, np.ones(tokens.shape, np.int32)))
+    return logits, processed_log_probs(logits, temperature=temperature, top_p=1.0)
+
+
+def play(engine, slots, uids, tokens=10, params=PARAMS, sampling=Sampling()):  # noqa: B008 (frozen)
+    """Ids and log-probabilities of `tokens` tokens at most after each prompt."""
+    for slot, uid in zip(slots, uids, strict=True):
+        engine.start(slot, uid, PROMPTS[uid])
+    log_probs = {uid: [] for uid in uids}
+    left = np.zeros(engine.shapes.slots, np.int32)
+    left[list(slots)] = tokens
+    while left.any():
+        engine.flush(params)
+        chunk = engine.decode(params, left, sampling)
+        for slot, uid in zip(slots, uids, strict=True):
+            n = chunk.count[slot]
+            log_probs[uid] += chunk.logprobs[slot, :n].tolist()
+            left[slot] -= n
+            if n and engine.ids[slot][-1] == STOP:
+                left[slot] = 0
+    ids = {uid: list(engine.ids[slot]) for slot, uid in zip(slots, uids, strict=True)}
+    for slot in slots:
+        engine.release(slot)
+    return ids, log_probs
+
+
+def test_tokens_and_log_probabilities_are_those_of_the_full_forward(engine):
+    ids, log_probs = play(engine, (2, 0, 1), (7, 8, 9), sampling=Sampling(0.6))
+    for uid, sequence in ids.items():
+        row = np.zeros((1, 64), np.int32)
+        row[0, : len(sequence)] = sequence
+        logits, want = full_forward(row, 0.6)
+        begin = len(PROMPTS[uid])
+        assert sequence[:begin] == PROMPTS[uid] and len(sequence) > begin
+        for position in range(begin, len(sequence)):
+            token, _ = sample(token_key(RUN, uid, position)[None], logits[:, position - 1], temperature=0.6, top_p=1.0)
+            assert int(token[0]) == sequence[position]
+            got = log_probs[uid][position - begin]
+            assert got == pytest.approx(float(want[0, position - 1, sequence[position]]), abs=1e-4)
+
+
+def test_company_slots_and_former_occupants_change_nothing(engine):
+    alone, _ = play(engine, (1,), (8,))
+    play(engine, (0, 1, 2), (9, 7, 8), params=OTHER)
+    together, _ = play(engine, (2, 1, 0), (7, 8, 9))
+    again, _ = play(engine, (0, 1, 2), (9, 7, 8))
+    assert together[8] == again[8] == alone[8] and together == {uid: again[uid] for uid in together}
+    wide, _ = play(make(5), (4, 2, 3), (7, 8, 9))
+    assert wide == together
+
+
+def test_new_weights_leave_nothing_of_the_old_in_the_cache(engine):
+    fresh = play(make(3), (0,), (9,), params=OTHER)
+    play(engine, (0,), (9,), params=PARAMS)
+    assert play(engine, (0,), (9,), params=OTHER) == fresh
+
+
+def test_appended_ids_are_kept_as_they_are(engine):
+    engine.start(0, 7, PROMPTS[7])
+    engine.flush(PARAMS)
+    chunk = engine.decode(PARAMS, np.array([3, 0, 0]), Sampling())
+    sampled = chunk.tokens[0, : chunk.count[0]].tolist()
+    engine.extend(0, [30, 31, 32, 33, 34, 35, 36, 37])
+    engine.flush(PARAMS)
+    assert engine.ids[0] == [*PROMPTS[7], *sampled, 30, 31, 32, 33, 34, 35, 36, 37]
+    assert engine.held[0] == engine.cache.length[0] == len(engine.ids[0]) - 1
+    # What is sampled next is what a slot gives that was handed the same ids at once.
+    engine.start(1, 7, engine.ids[0])
+    engine.flush(PARAMS)
+    after = engine.decode(PARAMS, np.array([4, 4, 0]), Sampling())
+    assert after.tokens[0].tolist() == after.tokens[1].tolist()
+    np.testing.assert_allclose(after.logprobs[0], after.logprobs[1], atol=1e-4)
+    engine.release(0)
+    engine.release(1)
+
+
+def test_a_budget_is_kept_to_and_the_rest_stays(engine):
+    engine.start(0, 7, PROMPTS[7])
+    engine.start(1, 8, PROMPTS[8])
+    engine.flush(PARAMS)
+    before = list(engine.ids[1])
+    chunk = engine.decode(PARAMS, np.array([2, 0, 0]), Sampling())
+    assert chunk.count[0] <= 2 and chunk.count[1] == chunk.count[2] == 0 and engine.ids[1] == before
+    engine.release(0)
+    engine.release(1)
+
+
+def test_released_slots_hold_nothing(engine):
+    play(engine, (0, 1, 2), (7, 8, 9))
+    assert engine.ids == [[], [], []]
+
+
+def test_sizes_that_do_not_fit_are_refused(engine):
+    assert smallest_fitting((4, 16), 5) == 16
+    with pytest.raises(ValueError, match="at most 16, got 17"):
+        smallest_fitting((4, 16), 17)
+    with pytest.raises(ValueError, match="at least one prompt token"):
+        engine.start(0, 1, [])

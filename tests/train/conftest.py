@@ -1,0 +1,90 @@
+"""A run that is over in seconds: somebody's own documents and tasks, and settings as small as they can be."""
+
+import importlib.util
+import json
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from searchrl_jax.testing.tiny import tiny_documents, tiny_tasks
+
+LAUNCH = Path(__file__).resolve().parents[2] / "launch" / "tpu.py"
+
+SETTINGS: dict[str, Any] = {
+    "data.vector_index": "exact",
+    "batch.global_batch_size": 2,
+    "batch.group_size": 4,
+    "batch.micro_batch_rows": 2,
+    "rl.minibatches": 2,
+    "sampling.sampling_max_tokens": 24,
+    "rollout.rollout_max_concurrency": 4,
+    "rollout.decode_chunk": 8,
+    "env.max_turns": 3,
+    "env.max_tokens_per_episode": 192,
+    "env.results_per_search": 2,
+    "env.observation_tokens": 48,
+    "env.see_also": 2,
+    "model.num_layers": 2,
+    "model.model_dim": 32,
+    "model.ff_dim": 64,
+    "model.num_heads": 2,
+    "model.num_kv_heads": 1,
+    "model.head_dim": 16,
+    "model.vocab_size": 320,
+    "warmup.steps": 60,
+    "warmup.learning_rate": 2e-2,
+    "warmup.lazy": 0.8,
+    "warmup.rambling": 0.0,
+    "warmup.overlong": 0.1,
+    "optimizer.learning_rate": 1e-3,
+    "schedule.max_steps": 2,
+    "schedule.max_epochs": 2,
+    "schedule.val_every": 2,
+    "schedule.save_every": 1,
+    "val.temperatures": (1.0, 0.0),
+    "val.val_batch_size": 4,
+    "evaluation.temperatures": (1.0, 0.5, 0.0),
+    "evaluation.tasks": 4,
+    "evaluation.bootstrap_samples": 200,
+}
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Iterator[dict[str, Any]]:
+    """Overrides for an experiment over documents and tasks that lie in `tmp_path`."""
+    documents, tasks = tmp_path / "docs.jsonl", tmp_path / "tasks.jsonl"
+    with documents.open("w") as file:
+        for document in tiny_documents():
+            row = {"doc_id": document.doc_id, "text": document.text, "title": document.title, **document.metadata}
+            file.write(json.dumps(row) + "\n")
+    splits = ("train", "train", "train", "validation", "test", "test")
+    with tasks.open("w") as file:
+        for index, task in enumerate(tiny_tasks()):
+            row = {"task_id": task.task_id, "query": task.query, "relevance": task.relevance, **task.metadata}
+            file.write(json.dumps(row | {"split": splits[index // 2 % 6]}) + "\n")
+    yield {"data.corpus": str(documents), "data.tasks": str(tasks), **SETTINGS}
+
+
+@pytest.fixture
+def options() -> Callable[[Mapping[str, Any]], list[str]]:
+    """The command line that gives settings to launch/tpu.py."""
+
+    def write(settings: Mapping[str, Any]) -> list[str]:
+        words = {name: value if isinstance(value, tuple) else (value,) for name, value in settings.items()}
+        named = [f"--{name}={','.join(map(str, value))}" for name, value in words.items()]
+        return ["--exp=mtrl_search", "--scale=local", *named]
+
+    return write
+
+
+@pytest.fixture
+def launch() -> Callable[[list[str]], int]:
+    """`main` of launch/tpu.py."""
+    spec = importlib.util.spec_from_file_location("launch_tpu", LAUNCH)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    main: Callable[[list[str]], int] = module.main
+    return main

@@ -1,0 +1,219 @@
+"""The update: what it depends on, and above all what it does not."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from searchrl_jax.rollout.batch import RowShape, Sample, pack
+from searchrl_jax.rollout.engine import Engine, Sampling, Shapes
+from searchrl_jax.testing.tiny import tiny_decoder_config, tiny_params
+from searchrl_jax.train.state import init_state
+from searchrl_jax.train.step import LossSpec, action_log_probs, loss_sums, make_update
+
+V, L, A = 60, 48, 30
+CONFIG = tiny_decoder_config(V)
+PARAMS = tiny_params(CONFIG, jax.random.key(0))
+PPO = LossSpec("ppo")
+# One shape for all tests, so that each function compiles once.
+SHAPE = RowShape(4, L, A)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def sums_and_grads(spec, params, rows):
+    return jax.value_and_grad(functools.partial(loss_sums, CONFIG, spec), has_aux=True)(params, rows)
+
+
+@functools.lru_cache
+def samples():
+    """Six samples of random ids, with behaviour log-probabilities near the policy's own."""
+    rng = np.random.default_rng(0)
+    made = []
+    for length in (12, 20, 9, 15, 22, 11):
+        is_action = np.zeros(length, bool)
+        is_action[3:6], is_action[-2:] = True, True
+        made.append(
+            Sample(rng.integers(0, V, length), is_action, np.zeros(length, np.float32), rng.normal(size=length))
+        )
+    return [with_behaviour(sample, rng.normal(scale=0.1, size=len(sample.token_ids))) for sample in made]
+
+
+log_probs_of = jax.jit(action_log_probs, static_argnums=0, static_argnames=("temperature", "top_p"))
+
+
+def with_behaviour(sample, noise):
+    (rows,) = pack([sample], [SHAPE])
+    got, _ = log_probs_of(CONFIG, PARAMS, rows, temperature=1.0, top_p=1.0)
+    behaviour = np.zeros(len(sample.token_ids), np.float32)
+    behaviour[sample.is_action] = np.asarray(got)[0, : sample.is_action.sum()]
+    return Sample(sample.token_ids, sample.is_action, (behaviour + noise).astype(np.float32), sample.advantage)
+
+
+def total(batches, spec=PPO):
+    """Loss, gradient and token count of several micro-batches together."""
+    parts = [sums_and_grads(spec, PARAMS, rows) for rows in batches]
+    loss = sum(float(part[0][0]) for part in parts)
+    tokens = sum(float(part[0][1]["tokens"]) for part in parts)
+    return loss, jax.tree.map(lambda *grads: sum(grads), *[part[1] for part in parts]), tokens
+
+
+def assert_same(one, two):
+    assert one[0] == pytest.approx(two[0], abs=2e-5) and one[2] == two[2]
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5, rtol=1e-4), one[1], two[1])
+
+
+def test_packing_order_and_split_change_nothing():
+    packed = pack(samples(), [SHAPE])
+    alone = [batch for sample in samples() for batch in pack([sample], [SHAPE])]
+    assert len(packed) == 1 and len(alone) == 6
+    want = total(packed)
+    assert want[2] == 30 and abs(want[0]) > 0.01
+    assert_same(total(alone), want)
+    assert_same(total([*pack(samples()[:2], [SHAPE]), *pack(samples()[2:], [SHAPE])]), want)
+    turned = jax.tree.map(lambda x: x[[2, 0, 3, 1]], packed[0])
+    assert_same(total([turned]), want)
+
+
+def test_padding_of_any_kind_changes_nothing():
+    (rows,) = pack(samples()[:5], [SHAPE])
+    padding, no_action = rows.segment_ids == 0, ~rows.is_action
+    assert padding.any() and no_action.any()
+    poisoned = rows.replace(
+        token_ids=np.where(padding, V - 1, rows.token_ids),
+        behavior_logprob=np.where(no_action, np.nan, rows.behavior_logprob),
+        advantage=np.where(no_action, np.nan, rows.advantage),
+        target=np.where(no_action, 7, rows.target),
+    )
+    assert_same(total([poisoned]), total([rows]))
+
+
+def test_what_stands_at_tool_tokens_is_not_a_target():
+    """Neither the log-probability nor the advantage stored at a token that the policy did not sample is read."""
+
+    def poison(sample):
+        off = ~sample.is_action
+        return Sample(
+            sample.token_ids,
+            sample.is_action,
+            np.where(off, np.nan, sample.behavior_logprob).astype(np.float32),
+            np.where(off, 1e6, sample.advantage),
+        )
+
+    assert_same(total(pack([poison(sample) for sample in samples()], [SHAPE])), total(pack(samples(), [SHAPE])))
+
+
+def test_the_loss_reads_no_logit_but_those_that_predict_actions():
+    """A last observation, after all actions, changes nothing, though it is part of the row."""
+    sample = samples()[0]
+    longer = Sample(
+        np.append(sample.token_ids, [1, 2, 3]),
+        np.append(sample.is_action, [False] * 3),
+        np.append(sample.behavior_logprob, [0.0] * 3),
+        np.append(sample.advantage, [9.0] * 3),
+    )
+    assert_same(total(pack([longer], [SHAPE])), total(pack([sample], [SHAPE])))
+
+
+def test_every_action_token_counts_alike_however_long_its_row():
+    length = 91
+    rng = np.random.default_rng(1)
+    long = Sample(
+        rng.integers(0, V, length), np.arange(length) > 0, np.zeros(length, np.float32), np.ones(length)
+    )  # 90 actions
+    short = Sample(rng.integers(0, V, 5), np.arange(5) == 4, np.zeros(5, np.float32), np.ones(5))  # 1 action
+    shape = RowShape(2, 96, 90)
+    (both,) = pack([short, long], [shape])
+    spec = LossSpec("cross_entropy")
+
+    @jax.jit
+    def both_ways(params, rows):
+        logprob, _ = action_log_probs(CONFIG, params, rows, temperature=1.0, top_p=1.0)
+        return logprob, loss_sums(CONFIG, spec, params, rows)[1]
+
+    logprob, metrics = both_ways(PARAMS, both)
+    assert float(metrics["tokens"]) == 91
+    per_token = np.asarray(logprob)[both.is_action]
+    assert float(metrics["loss"]) / 91 == pytest.approx(-per_token.mean(), rel=1e-5)
+    # A mean of the rows' means would be another number.
+    assert -per_token.mean() != pytest.approx(-(per_token[:90].mean() + per_token[90]) / 2, rel=1e-2)
+
+
+def test_the_update_divides_once_whatever_the_split():
+    update = make_update(CONFIG, PPO, optax.sgd(0.1))
+    splits = {
+        "one": pack(samples(), [SHAPE]),
+        "two": [*pack(samples()[:1], [SHAPE]), *pack(samples()[1:], [SHAPE])],
+    }
+    got = {}
+    for name, batches in splits.items():
+        state = init_state(jax.tree.map(jnp.array, PARAMS), optax.sgd(0.1))
+        got[name] = update(state, batches)
+        assert int(got[name][0].updates) == 1
+    loss, grads, tokens = total(splits["one"])
+    want = jax.tree.map(lambda p, g: p - 0.1 * g / tokens, PARAMS, grads)
+    for state, metrics in got.values():
+        assert metrics["loss"] == pytest.approx(loss / tokens, abs=1e-6) and metrics["tokens"] == 30
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-6), state.params, want)
+    assert got["one"][1]["ratio_max"] == pytest.approx(got["two"][1]["ratio_max"], rel=1e-5)
+
+
+@pytest.fixture(scope="module")
+def engine():
+    return Engine(CONFIG, Shapes(3, L, 4, (3,), (8,), (64,)), 3, jax.random.key(1))
+
+
+@pytest.mark.parametrize(("temperature", "top_p"), [(1.0, 1.0), (0.6, 1.0), (1.0, 0.9)])
+def test_on_policy_ratios_are_one(engine, temperature, top_p):  # fault 21
+    """Engine and learner agree on every sampled token, across observations, slots and packed rows."""
+    is_action, stored = {}, {}
+    for slot, prompt in enumerate(([5, 6, 7, 8], [9, 10], [11, 12, 13, 14, 15, 16, 17])):
+        engine.start(slot, slot, prompt)
+        is_action[slot], stored[slot] = [False] * len(prompt), [0.0] * len(prompt)
+    sampling = Sampling(temperature, top_p)
+    for observation in ([20, 21, 22], [23, 24, 25, 26, 27, 28, 29, 30, 31, 32], []):
+        engine.flush(PARAMS)
+        chunk = engine.decode(PARAMS, np.array([4, 3, 4]), sampling)
+        for slot, count in enumerate(chunk.count):
+            is_action[slot] += [True] * count + [False] * len(observation)
+            stored[slot] += chunk.logprobs[slot, :count].tolist() + [0.0] * len(observation)
+            engine.extend(slot, observation)
+    found = [
+        Sample(
+            np.array(engine.ids[slot]), np.array(is_action[slot]), np.float32(stored[slot]), np.ones(len(stored[slot]))
+        )
+        for slot in range(3)
+    ]
+    rows = pack(found, [SHAPE])
+    assert sum(int(batch.is_action.sum()) for batch in rows) > 15
+    for batch in rows:
+        learner, entropy = log_probs_of(CONFIG, PARAMS, batch, temperature=temperature, top_p=top_p)
+        ratio = np.exp(np.asarray(learner) - batch.behavior_logprob)[batch.is_action]
+        np.testing.assert_allclose(ratio, 1, atol=1e-4)
+        assert np.isfinite(np.asarray(learner)).all() and (np.asarray(entropy) >= 0).all()
+        raw, _ = log_probs_of(CONFIG, PARAMS, batch, temperature=1.0, top_p=1.0)
+        if (temperature, top_p) != (1.0, 1.0):
+            wrong = np.exp(np.asarray(raw) - batch.behavior_logprob)[batch.is_action]
+            assert np.abs(wrong - 1).max() > 0.05, "the test would not see a raw log-probability"
+
+
+def test_metrics_of_an_on_policy_batch():
+    behaviour = [with_behaviour(sample, 0.0) for sample in samples()]
+    (_, metrics), _ = sums_and_grads(PPO, PARAMS, pack(behaviour, [SHAPE])[0])
+    tokens = float(metrics["tokens"])
+    assert float(metrics["ratio_mean"]) / tokens == pytest.approx(1, abs=1e-5)
+    assert float(metrics["ratio_max"]) == pytest.approx(1, abs=1e-4)
+    assert float(metrics["clipped_share"]) == 0
+    assert 0 < float(metrics["entropy"]) / tokens < np.log(V)
+
+
+def test_nothing_to_learn_from_is_refused():  # fault 7
+    update = make_update(CONFIG, PPO, optax.adam(0.1))
+    state = init_state(PARAMS, optax.adam(0.1))
+    with pytest.raises(ValueError, match="at least one micro-batch, got none"):
+        update(state, [])
+    (rows,) = pack(samples(), [SHAPE])
+    with pytest.raises(ValueError, match="at least one action token, got none"):
+        update(state, [rows.replace(is_action=np.zeros_like(rows.is_action))])
