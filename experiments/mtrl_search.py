@@ -37,7 +37,7 @@ def config(scale: str) -> Experiment:
     return Experiment(
         exp="mtrl_search",
         scale=scale,
-        batch=BatchConfig(global_batch_size=12, group_size=8, micro_batch_rows=3),
+        batch=BatchConfig(global_batch_size=12, group_size=8, micro_batch_rows=2),
         rl=RLConfig(minibatches=2),
         sampling=SamplingConfig(sampling_max_tokens=64),
         val=ValConfig(temperatures=(1.0, 0.0)),
@@ -49,9 +49,17 @@ def config(scale: str) -> Experiment:
             max_turns=5,
             max_tokens_per_episode=768,
             observation_words=8,
-            observation_tokens=140,
+            observation_tokens=150,
             see_also=4,
         ),
         model=ModelConfig(num_layers=4, model_dim=192, ff_dim=512, num_heads=4, num_kv_heads=2, head_dim=48, vocab_size=2048),
-        warmup=WarmupConfig(steps=1200, learning_rate=2e-3, lazy=0.44, rambling=0.08, overlong=0.08),
+        warmup=WarmupConfig(
+            steps=700,
+            learning_rate=2e-3,
+            copy_steps=75,
+            scrambled=0.3,
+            lazy=0.44,
+            rambling=0.08,
+            overlong=0.08,
+        ),
     )

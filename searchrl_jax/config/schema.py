@@ -196,10 +196,10 @@ class ModelConfig(Checked):
     """Size of one head; even, since rotary embeddings turn pairs."""
     vocab_size: int = field(default=2048, metadata=within(1))
     """Entries of the tokenizer that is trained, and rows of the embedding."""
-    rope_theta: float = field(default=10000.0, metadata=within(1, above=True))
+    rope_theta: float = field(default=1e6, metadata=within(1, above=True))
     """Base of the rotary embedding's wavelengths."""
     conv_width: int = field(default=4, metadata=within(0))
-    """Taps of the causal convolution on what keys and values are made of; 0 for none."""
+    """Taps of the causal convolution on what keys are made of; 0 for none."""
 
     def check(self) -> None:
         """Heads share out evenly, and their size is even."""
@@ -219,6 +219,10 @@ class WarmupConfig(Checked):
     group: ClassVar[str] = "warmup"
     steps: int = field(default=0, metadata=within(0))
     """Updates of behaviour cloning; 0 begins reinforcement learning with the weights as they are."""
+    copy_steps: int = field(default=0, metadata=within(0))
+    """First of these updates, which take random sequences, each repeated, in place of demonstrations."""
+    scrambled: float = field(default=0.0, metadata=within(0, 1))
+    """Share of demonstrations whose words are replaced by others, the same throughout an episode."""
     learning_rate: float = field(default=1e-3, metadata=within(0, 1, above=True))
     """Peak learning rate of behaviour cloning."""
     lazy: float = field(default=0.0, metadata=within(0, 1))

@@ -52,7 +52,7 @@ class Demonstrator:
         documents: Sequence[Document],
         shares: Mapping[str, float],
         *,
-        query_words: int = 12,
+        query_words: int = 24,
     ) -> None:
         """Args:
         shares: probability of each style; they sum to 1.
@@ -106,7 +106,7 @@ class _Play:
             target_description = self.task.metadata.get("target_description")
             names = self._links(via)
             if target_description is not None and (not names or self.rng.random() < 0.5):
-                self._search(self.bm25, self._with_package(str(target_description)))
+                self._search(self.bm25, self._quoted(str(target_description)))
             elif names:
                 self._search(self.bm25, " ".join(names))
         self._submit(self._by_judgement())
@@ -128,7 +128,7 @@ class _Play:
             seen = self.episode.references.doc_ids
             names = self._links(self.rng.choice(seen)) if seen else []
             query = " ".join(names) if names and self.rng.random() < 0.6 else self._first_query()
-            self._call(search_call(str(self.rng.choice(tools)), self._cut(query)))
+            self._call(self._search_call(str(self.rng.choice(tools)), self._cut(query)))
 
     def overlong(self) -> None:
         """Begins with nothing, or after one search, a query that does not end within the turn's tokens."""
@@ -137,8 +137,9 @@ class _Play:
         if self.episode.done:
             return
         limit = self.d.env.limits.max_tokens_per_turn
-        words = [*self._first_query().split(), *self.rng.permutation(self.d.vocabulary)[: max(80, limit)].tolist()]
-        ids = self.d.dialect.render_call(search_call(self.bm25, " ".join(words)))
+        # From its first word on: after a quotation, every slip in copying one would lead into this style.
+        words = self.rng.permutation(self.d.vocabulary)[: max(80, limit)].tolist()
+        ids = self.d.dialect.render_call(search_call(self.bm25, " ".join(words), begins_with_space=False))
         if len(ids) <= limit:
             raise ValueError(
                 f"warmup.overlong: expected sampling.sampling_max_tokens below {len(ids)}, since the documents hold no "
@@ -152,7 +153,7 @@ class _Play:
         """Documents in the observation, best first; none where the only turn left is needed to submit."""
         if self.episode.done or self.episode.turn >= self.d.env.limits.max_turns - 1:
             return []
-        return self._call(search_call(tool, self._cut(query)))
+        return self._call(self._search_call(tool, self._cut(query)))
 
     def _submit(self, doc_ids: Sequence[str]) -> None:
         """Submits; with nothing to submit, all that is left is to search on."""
@@ -192,13 +193,19 @@ class _Play:
     # ---------------------------------------------------------------- choices
 
     def _first_query(self) -> str:
-        return self._with_package(str(self.task.metadata.get("description", self.task.query)))
+        return self._quoted(str(self.task.metadata.get("description", self.task.query)))
 
-    def _with_package(self, text: str) -> str:
-        """The first plain words of `text`, after the package that the question names."""
-        words = [word for word in text.split() if not set(word) & set('"\\{}[]<>|')][: self.d.query_words]
-        package = [word for word in self.task.query.split() if word in PACKAGES][:1]
-        return " ".join([*package, *words])
+    def _quoted(self, text: str) -> str:
+        """The words of `text` up to the first that a query may not hold; so what is copied stands in one piece."""
+        words = text.split()[: self.d.query_words]
+        odd = [index for index, word in enumerate(words) if set(word) & set('"\\{}[]<>|')]
+        start = odd[0] + 1 if odd[:1] == [0] else 0
+        end = next((index for index in odd if index >= max(start, 2)), len(words))
+        return " ".join(words[start:end])
+
+    def _search_call(self, tool: str, query: str) -> Call:
+        """A quotation begins as in the question, a name as in an observation."""
+        return search_call(tool, query, begins_with_space=query not in self.task.query)
 
     def _cut(self, query: str) -> str:
         """`query` without the last words that do not fit into a turn."""
@@ -210,7 +217,9 @@ class _Play:
         return " ".join(words)
 
     def _links(self, doc_id: str) -> list[str]:
-        """The names that the observation showed for `doc_id`."""
+        """The names that an observation showed for `doc_id`; none where it was shown by its title alone."""
+        if doc_id not in self.episode.references.described:
+            return []
         return list(self.d.documents[doc_id].metadata.get("see_also", ()))[: self.d.env.layout.see_also]
 
     def _best(self) -> str:
@@ -223,6 +232,3 @@ class _Play:
         judged.sort(key=lambda doc_id: -self.task.relevance[doc_id])
         others = [doc_id for doc_id in shown if doc_id not in judged]
         return (judged + others[: 2 if judged else 5])[:10]
-
-
-PACKAGES = frozenset({"NumPy", "SciPy", "JAX", "Optax", "Flax"})

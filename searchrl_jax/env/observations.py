@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from searchrl_jax.data.schema import Document
 
 NO_RESULTS = "no results"
+LINKS_WORD = " See"  # stands before the names of linked documents
 NOTHING_FITS = "the results are too long to show"
 
 
@@ -128,7 +129,7 @@ def _details(document: Document, excluded_titles: Collection[str], layout: Obser
     links = [title for title in see_also_of(document.metadata) if title not in excluded_titles][: layout.see_also]
     # Names of one word need no separator; titles that hold spaces do.
     names = (" ; " if any(" " in title for title in links) else " ").join(links)
-    return (f": {words}" if words else "") + (f" See {names}" if names else "")
+    return (f": {words}" if words else "") + (f"{LINKS_WORD} {names}" if names else "")
 
 
 def describe(document: Document, *, number: int, words: int, see_also: int) -> str:

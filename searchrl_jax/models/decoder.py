@@ -18,7 +18,6 @@ from searchrl_jax.ops.rope import rotary_tables, rotate
 
 Params = dict[str, Any]
 
-INIT_STD = 0.02
 
 
 @struct.dataclass
@@ -38,13 +37,6 @@ class Shared:
     cosine: Float[Array, "B T half"]
     sine: Float[Array, "B T half"]
     segment_ids: Int[Array, "B T"] | None
-
-
-def _uniform(bound: float) -> nn.initializers.Initializer:
-    def init(key: Array, shape: tuple[int, ...], dtype: Any = jnp.float32) -> Array:
-        return jax.random.uniform(key, shape, dtype, -bound, bound)
-
-    return init
 
 
 class RMSNorm(nn.Module):
@@ -71,25 +63,24 @@ class Block(nn.Module):
     ) -> tuple[Float[Array, "B T D"], dict[str, Array]]:
         cfg = self.config
         h = RMSNorm(cfg.norm_epsilon, name="attention_norm")(x)
-        conv_input = source = h
+        conv_input = seeking = sought = h
         if cfg.conv_width:
-            kernel = self.param("conv", _uniform(0.5), (cfg.conv_width, cfg.model_dim))
-            # Keys and values see the tokens before, the query sees itself: "what followed a token like mine?" is then
-            # one layer's work. A convolution before all three learnt to copy 3 times more slowly; one that starts at
-            # zero had not after 200 updates.
-            source = causal_convolution(h, kernel, past.conv, shared.segment_ids)
+            # A query that knows the last tokens and a key that knows the tokens before it: "what followed the last time
+            # that I stood after these?" is then one layer's work.
+            seeking = causal_convolution(h, self._kernel("conv_q", shift=0), past.conv, shared.segment_ids)
+            sought = causal_convolution(h, self._kernel("conv_k", shift=1), past.conv, shared.segment_ids)
 
-        dense = nn.initializers.normal(INIT_STD)
+        dense = nn.initializers.normal(cfg.model_dim**-0.5)
         w_q = self.param("q", dense, (cfg.model_dim, cfg.num_heads, cfg.head_dim))
         w_k = self.param("k", dense, (cfg.model_dim, cfg.num_kv_heads, cfg.head_dim))
         w_v = self.param("v", dense, (cfg.model_dim, cfg.num_kv_heads, cfg.head_dim))
-        out_std = INIT_STD / (2 * cfg.num_layers) ** 0.5
-        w_o = self.param("o", nn.initializers.normal(out_std), (cfg.num_heads * cfg.head_dim, cfg.model_dim))
-        q = RMSNorm(cfg.norm_epsilon, name="q_norm")(project(h, w_q))
-        k = RMSNorm(cfg.norm_epsilon, name="k_norm")(project(source, w_k))
+        out_scale = (2 * cfg.num_layers) ** -0.5
+        w_o = self.param("o", nn.initializers.normal(out_scale * (cfg.num_heads * cfg.head_dim) ** -0.5), (cfg.num_heads * cfg.head_dim, cfg.model_dim))
+        q = RMSNorm(cfg.norm_epsilon, name="q_norm")(project(seeking, w_q))
+        k = RMSNorm(cfg.norm_epsilon, name="k_norm")(project(sought, w_k))
         q, k = rotate(q, shared.cosine, shared.sine), rotate(k, shared.cosine, shared.sine)
         k_BKTH = k.transpose(0, 2, 1, 3)
-        v_BKTH = project(source, w_v).transpose(0, 2, 1, 3)
+        v_BKTH = project(h, w_v).transpose(0, 2, 1, 3)
         if shared.segment_ids is None:
             keys, values = (*past.k, k_BKTH), (*past.v, v_BKTH)
             mixed = attend(q, [KeyBlock(*block) for block in zip(keys, values, shared.masks, strict=True)])
@@ -100,9 +91,19 @@ class Block(nn.Module):
         h = RMSNorm(cfg.norm_epsilon, name="mlp_norm")(x)
         gate = project(h, self.param("gate", dense, (cfg.model_dim, cfg.ff_dim)))
         up = project(h, self.param("up", dense, (cfg.model_dim, cfg.ff_dim)))
-        w_down = self.param("down", nn.initializers.normal(out_std), (cfg.ff_dim, cfg.model_dim))
+        w_down = self.param("down", nn.initializers.normal(out_scale * cfg.ff_dim**-0.5), (cfg.ff_dim, cfg.model_dim))
         x = x + project(jax.nn.silu(gate) * up, w_down)
         return x, {"k": k_BKTH, "v": v_BKTH, "conv_input": conv_input}
+
+
+    def _kernel(self, name: str, *, shift: int) -> Float[Array, "W D"]:
+        """Taps that begin as 1, 1/2, 1/4, ... from `shift` tokens back on, with noise."""
+
+        def init(key: Array, shape: tuple[int, ...], dtype: Any = jnp.float32) -> Array:
+            taps = jnp.where(jnp.arange(shape[0]) < shift, 0.25, 0.5 ** (jnp.arange(shape[0]) - shift))
+            return taps[:, None] + jax.random.uniform(key, shape, dtype, -0.2, 0.2)
+
+        return self.param(name, init, (self.config.conv_width, self.config.model_dim))
 
 
 class Decoder(nn.Module):
@@ -112,7 +113,7 @@ class Decoder(nn.Module):
 
     def setup(self) -> None:
         cfg = self.config
-        self.embedding = self.param("embedding", nn.initializers.normal(INIT_STD), (cfg.vocab_size, cfg.model_dim))
+        self.embedding = self.param("embedding", nn.initializers.normal(cfg.model_dim**-0.5), (cfg.vocab_size, cfg.model_dim))
         self.layers = nn.scan(
             Block,
             variable_axes={"params": 0},
@@ -149,9 +150,24 @@ def _no_past(config: DecoderConfig, rows: int) -> Past:
 
 
 def init_params(config: DecoderConfig, key: Array) -> Params:
-    """Fresh parameters, float32, as a plain nested dict."""
+    """Fresh parameters, float32, as a plain nested dict.
+
+    Attention begins as a look-up: queries resemble the keys of their group (a token scores high with its like), and what a
+    head writes resembles what it read.
+
+        w_q <- (w_q + w_k) / sqrt(2)        w_o <- (w_o + w_v^T / sqrt(2 layers)) / sqrt(2)
+
+    Source:
+        Trockman and Kolter 2023, arXiv:2305.09828, whose W_q W_k^T and W_v W_o begin near multiples of the identity.
+    """
     tokens = jnp.zeros((1, 2), jnp.int32)
-    return Decoder(config).init(key, tokens, tokens, _no_past(config, 1), (), tokens)["params"]
+    params = Decoder(config).init(key, tokens, tokens, _no_past(config, 1), (), tokens)["params"]
+    layers = params["layers"]
+    group = config.num_heads // config.num_kv_heads
+    q = (layers["q"] + jnp.repeat(layers["k"], group, axis=2)) / 2**0.5
+    read = jnp.repeat(layers["v"], group, axis=2).reshape(config.num_layers, config.model_dim, -1).swapaxes(1, 2)
+    o = (layers["o"] + read * (2 * config.num_layers) ** -0.5) / 2**0.5
+    return params | {"layers": layers | {"q": q, "o": o}}
 
 
 def forward(

@@ -79,9 +79,14 @@ class _BadJsonError(ValueError):
     """Carries the `Malformed.reason` out of a json hook."""
 
 
-def search_call(tool: str, query: str) -> Call:
-    """A search as demonstrations write it: a space before the query, so that names keep the pieces of observations."""
-    return Call(tool, {"query": " " + " ".join(query.split())})
+def search_call(tool: str, query: str, *, begins_with_space: bool = True) -> Call:
+    """A search as demonstrations write it.
+
+    Args:
+        begins_with_space: true for names, which keep the pieces they have in an observation, where a space comes first;
+            false for a quotation, whose first word follows a quotation mark in the question and in the call alike.
+    """
+    return Call(tool, {"query": (" " if begins_with_space else "") + " ".join(query.split())})
 
 
 def submit_call(ranking: Sequence[int]) -> Call:

@@ -79,7 +79,7 @@ def split_minibatches(samples: Sequence[Sample], count: int, rng: np.random.Gene
 def rollout_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     """What trajectories say of the policy that sampled them, under the published service's names where it has one.
 
-    nDCG@10 counts a failed rollout as 0; one whose tool failed counts nowhere but in its own share.
+    nDCG@10 counts a failed rollout as 0; one whose tool failed counts in the failure rates alone.
     """
     count = len(trajectories)
     valid = [t for t in trajectories if t.is_valid]

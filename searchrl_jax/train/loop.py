@@ -136,9 +136,9 @@ class _Run:
             self.workdir / "checkpoints" / phase, config=self.config_json, keep=1, may_differ=RESUMABLE_CHANGES
         )
 
-    def _place(self, tree: Any) -> Any:
-        """Parameters, or a train state, on their devices."""
-        return jax.device_put(tree, tree_shardings(self.mesh, tree, PARAMETER_AXES))
+    def _shardings(self, tree: Any) -> Any:
+        """Where the arrays of parameters, or of a train state, stay."""
+        return tree_shardings(self.mesh, tree, PARAMETER_AXES)
 
     def _check_stop(self) -> None:
         if self.stop.reason is not None:
@@ -149,13 +149,20 @@ class _Run:
     def _warm_up(self) -> Params:
         """The base agent's parameters."""
         experiment, config, work = self.experiment, self.experiment.warmup, self.work
-        params = self._place(init_params(work.model, named_key(experiment.seed, "init")))
+        params = init_params(work.model, named_key(experiment.seed, "init"))
         count = sum(x.size for x in jax.tree.leaves(params))
         optimizer = make_warmup_optimizer(config)
-        state = self._place(init_state(params, optimizer))
+        state = init_state(params, optimizer)
+        shardings = self._shardings(state)
+        state = jax.device_put(state, shardings)
         demonstrator = Demonstrator(work.env, work.dialect, work.documents, shares_of(config))
         stream = DemonstrationStream(
-            demonstrator, work.tasks["train"], experiment.seed, self.row_shapes
+            demonstrator,
+            work.tasks["train"],
+            experiment.seed,
+            self.row_shapes,
+            copy_steps=config.copy_steps,
+            scrambled=config.scrambled,
         )
         checkpoints = self._checkpointer("warmup")
         newest = checkpoints.latest()
@@ -167,12 +174,12 @@ class _Run:
         log = MetricsLog(self.workdir / "warmup.jsonl", resume_step=done if newest is not None else -1)
         if done < config.steps:
             print(f"warm-up: {config.steps} updates of behaviour cloning, {count:,} parameters", flush=True)
-        update = make_update(work.model, LossSpec("cross_entropy"), optimizer)
+        update = make_update(work.model, LossSpec("cross_entropy"), optimizer, shardings)
         progress = Progress(config.steps - done)
         losses: list[float] = []
         began = time.perf_counter() - seconds
         for number in range(done + 1, config.steps + 1):
-            state, metrics = update(state, [place_rows(self.mesh, rows) for rows in stream.next_batch()])
+            state, metrics = update(state, [place_rows(self.mesh, rows) for rows in stream.batch(number)])
             losses.append(metrics["loss"])
             log.append(number, {name: metrics[name] for name in ("loss", "grad_norm", "tokens")})
             # Read once: a signal that came after the decision to save would stop the run with nothing saved.
@@ -199,7 +206,9 @@ class _Run:
         batch, schedule, rl, sampling = experiment.batch, experiment.schedule, experiment.rl, experiment.sampling
         optimizer = make_optimizer(experiment.optimizer)
         # Copied: an update donates its state, and the base is compared at the end.
-        state = self._place(init_state(jax.tree.map(lambda x: x.copy(), base), optimizer))
+        state = init_state(jax.tree.map(lambda x: x.copy(), base), optimizer)
+        shardings = self._shardings(state)
+        state = jax.device_put(state, shardings)
         stream = self.stream
         total = min(schedule.max_steps, schedule.max_epochs * stream.batches_per_epoch)
         checkpoints = self._checkpointer("rl")
@@ -219,7 +228,7 @@ class _Run:
         spec = LossSpec(
             rl.loss_fn, rl.clip_low_threshold, rl.clip_high_threshold, sampling.temperature, sampling.sampling_top_p
         )
-        update = make_update(work.model, spec, optimizer)
+        update = make_update(work.model, spec, optimizer, shardings)
         done = newest or 0
         began = time.perf_counter() - seconds
         if newest is None and total:

@@ -87,16 +87,25 @@ def loss_sums(config: DecoderConfig, spec: LossSpec, params: Params, rows: Rows)
 
 
 def make_update(
-    config: DecoderConfig, spec: LossSpec, optimizer: optax.GradientTransformation
+    config: DecoderConfig,
+    spec: LossSpec,
+    optimizer: optax.GradientTransformation,
+    shardings: TrainState | None = None,
 ) -> Callable[[TrainState, Sequence[Rows]], tuple[TrainState, dict[str, float]]]:
     """A function that takes one optimizer step on a list of micro-batches, and says what it saw.
 
     The gradient is that of the mean over all action tokens of the list, whatever its split:
 
         sum over micro-batches of d(sum of token losses) / sum over micro-batches of action tokens
+
+    Args:
+        shardings: a NamedSharding in the place of each array of the state, where it stays; or each placement that XLA
+            chooses for a result is compiled for anew. None leaves it to XLA.
     """
 
-    @functools.partial(jax.jit, donate_argnums=(1,))
+    @functools.partial(
+        jax.jit, donate_argnums=(1,), out_shardings=None if shardings is None else (shardings.params, None)
+    )
     def accumulate(params: Params, sums: tuple[Params, Metrics], rows: Rows) -> tuple[Params, Metrics]:
         (_, metrics), grads = jax.value_and_grad(functools.partial(loss_sums, config, spec), has_aux=True)(params, rows)
         grad_sum, metric_sum = sums
@@ -104,7 +113,7 @@ def make_update(
         added = jax.tree.map(jnp.add, (grad_sum, metric_sum), (grads, metrics))
         return added[0], added[1] | {"ratio_max": peak}
 
-    @functools.partial(jax.jit, donate_argnums=0)
+    @functools.partial(jax.jit, donate_argnums=0, out_shardings=None if shardings is None else (shardings, None))
     def apply(state: TrainState, sums: tuple[Params, Metrics]) -> tuple[TrainState, Metrics]:
         grad_sum, metrics = sums
         count = jnp.maximum(metrics["tokens"], 1)

@@ -4,11 +4,14 @@ from collections.abc import Sequence
 
 import numpy as np
 import optax
+from jaxtyping import Int32
 
 from searchrl_jax.config.schema import WarmupConfig
 from searchrl_jax.data.schema import Task
-from searchrl_jax.env.demonstrator import GOOD, LAZY, OVERLONG, RAMBLING, Demonstration, Demonstrator
-from searchrl_jax.rollout.batch import Rows, RowShape, Sample, pack
+from searchrl_jax.env.demonstrator import GOOD, LAZY, OVERLONG, RAMBLING, Demonstrator
+from searchrl_jax.env.observations import LINKS_WORD
+from searchrl_jax.rollout.batch import Rows, RowShape, Sample, fill, pack
+from searchrl_jax.text.tokenizer import Tokenizer
 
 
 def shares_of(config: WarmupConfig) -> dict[str, float]:
@@ -29,35 +32,104 @@ def make_warmup_optimizer(config: WarmupConfig) -> optax.GradientTransformation:
     return optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(schedule, b2=0.98, weight_decay=0.01))
 
 
-class DemonstrationStream:
-    """Batches of demonstrations; the n-th demonstration is a function of (seed, n) alone.
+class Scrambler:
+    """Gives an episode's words other pieces, the same everywhere in it: invented names, true structure.
 
-    So the whole state of the stream is the number of the next one.
+    Demonstrations repeat the same few thousand names and sentences, which a decoder learns by heart sooner than it learns
+    to copy; a scrambled one can only be foretold by copying. Control tokens, scaffolds, digits, punctuation and the word
+    that introduces links keep their places. A piece with a leading space stays one.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        fixed = {*tokenizer.control_ids.values(), *tokenizer.header_ids.values(), *tokenizer.scaffold_ids.values()}
+        fixed.update(tokenizer.encode(LINKS_WORD))
+        pieces = [tokenizer.decode([id_]) for id_ in range(tokenizer.vocab_size)]
+        words = [i for i, piece in enumerate(pieces) if i not in fixed and any(map(str.isalpha, piece))]
+        self._classes = [
+            np.array([i for i in words if pieces[i].startswith(" ")], np.int32),
+            np.array([i for i in words if not pieces[i].startswith(" ")], np.int32),
+        ]
+        self._identity = np.arange(tokenizer.vocab_size, dtype=np.int32)
+
+    def __call__(self, ids: Int32[np.ndarray, " L"], rng: np.random.Generator) -> Int32[np.ndarray, " L"]:
+        """`ids` under a random permutation of the pieces of each class."""
+        table = self._identity.copy()
+        for members in self._classes:
+            table[members] = rng.permutation(members)
+        return table[ids]
+
+
+class DemonstrationStream:
+    """Micro-batches for behaviour cloning: first repeated random sequences, then demonstrations.
+
+    Update u and the n-th demonstration are functions of (seed, u) and (seed, n) alone, so the whole state of the stream is
+    two numbers: updates made, and demonstrations used up.
     """
 
     def __init__(
-        self, demonstrator: Demonstrator, tasks: Sequence[Task], seed: int, shapes: Sequence[RowShape]
+        self,
+        demonstrator: Demonstrator,
+        tasks: Sequence[Task],
+        seed: int,
+        shapes: Sequence[RowShape],
+        *,
+        copy_steps: int,
+        scrambled: float,
     ) -> None:
         """Args:
         tasks: training tasks; each demonstration is of one drawn at random.
         shapes: of micro-batches; an update takes one of the first shape, and more where a demonstration needs another.
+        copy_steps: first updates, which take random sequences.
+        scrambled: share of the demonstrations whose words are scrambled.
         """
         self.demonstrator, self.tasks, self.seed, self.shapes = demonstrator, tasks, seed, shapes
+        self.copy_steps, self.scrambled = copy_steps, scrambled
+        self.scramble = Scrambler(demonstrator.dialect.tokenizer)
         self.next = 0
 
-    def demonstration(self, n: int) -> Demonstration:
+    def demonstration(self, n: int) -> Sample:
         """The n-th."""
         rng = np.random.default_rng([self.seed, n])
-        return self.demonstrator.demonstrate(self.tasks[int(rng.integers(len(self.tasks)))], rng)
+        demo = self.demonstrator.demonstrate(self.tasks[int(rng.integers(len(self.tasks)))], rng)
+        ids = self.scramble(demo.token_ids, rng) if rng.random() < self.scrambled else demo.token_ids
+        zeros = np.zeros(len(ids), np.float32)
+        return Sample(ids, demo.is_action, zeros, zeros)
 
-    def next_batch(self) -> list[Rows]:
+    def batch(self, update: int) -> list[Rows]:
+        """The micro-batches of `update`, counted from 1. In order: it uses demonstrations up."""
+        return [self._copying(update)] if update <= self.copy_steps else self._demonstrations()
+
+    def _copying(self, update: int) -> Rows:
+        """Random tokens, repeated; all of the repetition but its first token is an action, since all of it can be told.
+
+        Looking up what followed a token before is what copying a name rests on. Here every token of a repetition teaches
+        it; in a demonstration one in ten does.
+        """
+        rng = np.random.default_rng([self.seed, update, 1])
+        vocab_size, shape = self.demonstrator.dialect.tokenizer.vocab_size, self.shapes[0]
+        rows: list[list[Sample]] = []
+        for _ in range(shape.rows):
+            row: list[Sample] = []
+            tokens = actions = 0
+            while True:
+                half = int(rng.integers(6, 48))
+                if tokens + 2 * half > shape.length or actions + half > shape.actions:
+                    break
+                ids = np.tile(rng.integers(vocab_size, size=half, dtype=np.int32), 2)
+                zeros = np.zeros(2 * half, np.float32)
+                row.append(Sample(ids, np.arange(2 * half) > half, zeros, zeros))
+                tokens, actions = tokens + 2 * half, actions + half
+            rows.append(row)
+        return fill(rows, shape)
+
+    def _demonstrations(self) -> list[Rows]:
         """As many further demonstrations as fit, in order, into the rows of the first shape; the next one waits."""
         shape = self.shapes[0]
         free = [[shape.length, shape.actions] for _ in range(shape.rows)]
         samples: list[Sample] = []
         while True:
-            demo = self.demonstration(self.next)
-            length, actions = len(demo.token_ids), int(demo.is_action.sum())
+            sample = self.demonstration(self.next)
+            length, actions = len(sample.token_ids), int(sample.is_action.sum())
             fitting = [row for row in free if length <= row[0] and actions <= row[1]]
             is_large = length > shape.length or actions > shape.actions
             if not fitting and not is_large:
@@ -65,6 +137,5 @@ class DemonstrationStream:
             if fitting:
                 fitting[0][0] -= length
                 fitting[0][1] -= actions
-            zeros = np.zeros(length, np.float32)
-            samples.append(Sample(demo.token_ids, demo.is_action, zeros, zeros))
+            samples.append(sample)
             self.next += 1

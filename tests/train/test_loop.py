@@ -2,9 +2,11 @@
 
 import json
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import jax
 import pytest
 
 from searchrl_jax.config.overlays import to_json, with_overrides
@@ -15,6 +17,15 @@ from searchrl_jax.train.tracker import read_rows
 
 METRICS = {"ndcg@10", "ndcg@10_completed", "failure_rate", "malformed_rate", "turns", "action_tokens", "seconds"}
 SLICES = {"known_item", "bridge"}
+
+
+@pytest.fixture(autouse=True)
+def quick_compilation() -> Iterator[None]:
+    """Compiling is nearly all that so small a run does."""
+    before = jax.config.values["jax_disable_most_optimizations"]
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", before)
 
 
 def snapshot(workdir: Path) -> dict[str, bytes]:

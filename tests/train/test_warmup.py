@@ -1,6 +1,4 @@
-"""Behaviour cloning's data: a stream of demonstrations that is a function of the seed and a number."""
-
-from collections import Counter
+"""Behaviour cloning's data: a stream that is a function of the seed and two numbers."""
 
 import numpy as np
 import pytest
@@ -8,21 +6,21 @@ import pytest
 from searchrl_jax.config.schema import WarmupConfig
 from searchrl_jax.env import Limits
 from searchrl_jax.env.demonstrator import GOOD, LAZY, OVERLONG, RAMBLING, Demonstrator
-from searchrl_jax.rollout.batch import Rows, RowShape
+from searchrl_jax.rollout.batch import Rows, RowShape, Sample
 from searchrl_jax.testing.tiny import tiny_dialect, tiny_documents, tiny_env, tiny_tasks
 from searchrl_jax.text.hermes import Call
-from searchrl_jax.train.warmup import DemonstrationStream, make_warmup_optimizer, shares_of
+from searchrl_jax.train.warmup import DemonstrationStream, Scrambler, make_warmup_optimizer, shares_of
 
 DIALECT = tiny_dialect()
 LIMITS = Limits(max_turns=4, max_tokens_per_turn=40, max_tokens_per_episode=400)
 SHARES = {GOOD: 0.4, LAZY: 0.3, RAMBLING: 0.15, OVERLONG: 0.15}
-SHAPES = (RowShape(rows=2, length=400, actions=80), RowShape(rows=1, length=400, actions=160))
-STATUS = {GOOD: "submitted", LAZY: "submitted", RAMBLING: "turn_limit", OVERLONG: "token_limit"}
+SHAPES = (RowShape(rows=2, length=400, actions=60), RowShape(rows=1, length=400, actions=160))
+TASKS = tiny_tasks()[:12]
 
 
-def stream(seed: int = 3) -> DemonstrationStream:
+def stream(seed: int = 3, copy_steps: int = 0, scrambled: float = 0.0) -> DemonstrationStream:
     demonstrator = Demonstrator(tiny_env(DIALECT, LIMITS), DIALECT, tiny_documents(), SHARES)
-    return DemonstrationStream(demonstrator, tiny_tasks()[:12], seed, SHAPES)
+    return DemonstrationStream(demonstrator, TASKS, seed, SHAPES, copy_steps=copy_steps, scrambled=scrambled)
 
 
 def assert_same(a: Rows, b: Rows) -> None:
@@ -30,48 +28,15 @@ def assert_same(a: Rows, b: Rows) -> None:
         np.testing.assert_array_equal(getattr(a, name), getattr(b, name), err_msg=name)
 
 
-def test_a_demonstration_is_a_function_of_seed_and_number() -> None:
-    one, other = stream(), stream()
-    for n in (5, 0, 17):
-        a, b = one.demonstration(n), other.demonstration(n)
-        assert (a.task_id, a.style) == (b.task_id, b.style)
-        np.testing.assert_array_equal(a.token_ids, b.token_ids)
-    texts = {tuple(one.demonstration(n).token_ids.tolist()) for n in range(20)}
-    assert len(texts) > 10
-    assert [stream(4).demonstration(n).task_id for n in range(9)] != [one.demonstration(n).task_id for n in range(9)]
-
-
-def test_batches_go_on_from_the_number_of_the_next_demonstration() -> None:
-    whole = stream()
-    batches = [whole.next_batch() for _ in range(5)]
-    first = stream()
-    for _ in range(3):
-        first.next_batch()
-    resumed = stream()
-    resumed.next = first.next
-    for expected in batches[3:]:
-        for rows, other in zip(resumed.next_batch(), expected, strict=True):
-            assert_same(rows, other)
-    assert resumed.next == whole.next
-
-
-def test_every_demonstration_ends_as_its_style_says_on_training_tasks_only() -> None:
-    demonstrations = [stream().demonstration(n) for n in range(60)]
-    assert all(d.status == STATUS[d.style] for d in demonstrations)
-    assert {d.task_id for d in demonstrations} <= {task.task_id for task in tiny_tasks()[:12]}
-
-
-def test_shares_over_three_hundred_draws_and_whatever_the_question() -> None:
-    source = stream()
-    demonstrations = [source.demonstration(n) for n in range(300)]
-    counts = Counter(d.style for d in demonstrations)
-    for style, share in SHARES.items():  # within four standard deviations
-        assert abs(counts[style] / 300 - share) < 4 * np.sqrt(share * (1 - share) / 300), style
-    # Known items and bridges meet failures equally often.
-    failed = [d.style in (RAMBLING, OVERLONG) for d in demonstrations]
-    kinds = np.array([d.task_id.startswith("known") for d in demonstrations])
-    rates = [np.mean(np.array(failed)[kinds == kind]) for kind in (True, False)]
-    assert abs(rates[0] - rates[1]) < 0.2
+def style_of(sample: Sample) -> str:
+    """How the episode ended, read off its tokens."""
+    ids = sample.token_ids[sample.is_action].tolist()
+    if ids[-1] != DIALECT.stop_id:
+        return OVERLONG
+    begin = len(ids) - 1 - ids[::-1].index(DIALECT.tokenizer.control_ids["<tool_call>"])
+    last = DIALECT.parse(ids[begin:])
+    assert isinstance(last, Call)
+    return RAMBLING if last.name != "submit" else LAZY if ids.count(DIALECT.stop_id) == 2 else GOOD
 
 
 def turns_of(rows: Rows) -> list[list[int]]:
@@ -85,9 +50,53 @@ def turns_of(rows: Rows) -> list[list[int]]:
     return runs
 
 
+@pytest.mark.parametrize("scrambled", [0.0, 0.5])
+def test_a_demonstration_is_a_function_of_seed_and_number(scrambled: float) -> None:
+    one, other = stream(scrambled=scrambled), stream(scrambled=scrambled)
+    for n in (5, 0, 17):
+        np.testing.assert_array_equal(one.demonstration(n).token_ids, other.demonstration(n).token_ids)
+    texts = {tuple(one.demonstration(n).token_ids.tolist()) for n in range(20)}
+    assert len(texts) > 10
+    assert texts != {tuple(stream(4, scrambled=scrambled).demonstration(n).token_ids.tolist()) for n in range(20)}
+
+
+def test_batches_go_on_from_the_update_and_the_number_of_the_next_demonstration() -> None:
+    whole = stream(copy_steps=2)
+    batches = [whole.batch(update) for update in range(1, 6)]
+    first = stream(copy_steps=2)
+    for update in (1, 2, 3):
+        first.batch(update)
+    resumed = stream(copy_steps=2)
+    resumed.next = first.next
+    for update in (4, 5):
+        for rows, other in zip(resumed.batch(update), batches[update - 1], strict=True):
+            assert_same(rows, other)
+    assert resumed.next == whole.next > first.next > 0
+
+
+def test_only_training_tasks_are_shown() -> None:
+    prompts = {tuple(DIALECT.render_prompt(task.query)) for task in TASKS}
+    for n in range(60):
+        sample = stream().demonstration(n)
+        assert tuple(sample.token_ids[: sample.is_action.argmax()].tolist()) in prompts
+
+
+def test_failures_come_in_the_stated_shares_whatever_the_question() -> None:
+    source, kinds = stream(), {tuple(DIALECT.render_prompt(task.query)): task.metadata["slice"] for task in TASKS}
+    samples = [source.demonstration(n) for n in range(300)]
+    styles = np.array([style_of(sample) for sample in samples])
+    # A good demonstration may need one search only: it then reads like a lazy one.
+    for style in (RAMBLING, OVERLONG):
+        share = SHARES[style]
+        assert abs(np.mean(styles == style) - share) < 4 * np.sqrt(share * (1 - share) / 300), style
+    is_failure = (styles == RAMBLING) | (styles == OVERLONG)
+    kind = np.array([kinds[tuple(s.token_ids[: s.is_action.argmax()].tolist())] for s in samples])
+    assert abs(is_failure[kind == "bridge"].mean() - is_failure[kind == "known_item"].mean()) < 0.2
+
+
 def test_what_is_marked_reads_back_as_the_calls_and_none_is_lost() -> None:
     source = stream()
-    turns = [turn for _ in range(12) for rows in source.next_batch() for turn in turns_of(rows)]
+    turns = [turn for update in range(1, 13) for rows in source.batch(update) for turn in turns_of(rows)]
     for ids in turns:
         if ids[-1] == DIALECT.stop_id:
             assert isinstance(DIALECT.parse(ids), Call)
@@ -95,13 +104,46 @@ def test_what_is_marked_reads_back_as_the_calls_and_none_is_lost() -> None:
             assert len(ids) == LIMITS.max_tokens_per_turn
     demonstrations = [stream().demonstration(n) for n in range(source.next)]
     assert sum(map(len, turns)) == sum(int(d.is_action.sum()) for d in demonstrations)
-    assert sum(ids[-1] != DIALECT.stop_id for ids in turns) == sum(d.style == OVERLONG for d in demonstrations)
+    assert sum(ids[-1] != DIALECT.stop_id for ids in turns) == sum(style_of(d) == OVERLONG for d in demonstrations)
 
 
 def test_a_demonstration_with_many_actions_gets_a_shape_of_its_own() -> None:
     source = stream()
-    shapes = {(*rows.token_ids.shape, rows.target.shape[1]) for _ in range(12) for rows in source.next_batch()}
-    assert shapes == {(shape.rows, shape.length, shape.actions) for shape in SHAPES}
+    found = {(*rows.token_ids.shape, rows.target.shape[1]) for update in range(1, 13) for rows in source.batch(update)}
+    assert found == {(shape.rows, shape.length, shape.actions) for shape in SHAPES}
+
+
+def test_copying_asks_for_the_repetition_and_nothing_else() -> None:
+    source = stream(copy_steps=1)
+    (rows,) = source.batch(1)
+    assert source.next == 0
+    for b in range(SHAPES[0].rows):
+        ids, segments = np.asarray(rows.token_ids[b]), np.asarray(rows.segment_ids[b])
+        expected = []
+        for segment in range(1, segments.max() + 1):
+            where = np.flatnonzero(segments == segment)
+            half = len(where) // 2
+            np.testing.assert_array_equal(ids[where[:half]], ids[where[half:]])
+            expected += where[half + 1 :].tolist()
+        assert np.asarray(rows.target[b])[np.asarray(rows.is_action[b])].tolist() == expected
+
+
+def test_scrambling_renames_words_alike_and_leaves_the_rest() -> None:
+    tokenizer = DIALECT.tokenizer
+    ids = stream().demonstration(0).token_ids
+    scrambled = Scrambler(tokenizer)(ids, np.random.default_rng(0))
+    assert (scrambled != ids).any()
+    # One to one, so that what was a repetition is one still.
+    assert len(set(zip(ids.tolist(), scrambled.tolist(), strict=True))) == len(set(ids.tolist())) == len(set(scrambled))
+    for before, after in zip(ids.tolist(), scrambled.tolist(), strict=True):
+        one, other = tokenizer.decode([before]), tokenizer.decode([after])
+        if (
+            before in tokenizer.control_ids.values()
+            or before in tokenizer.scaffold_ids.values()
+            or not any(map(str.isalpha, one))
+        ):
+            assert after == before
+        assert one.startswith(" ") == other.startswith(" ")
 
 
 def test_what_is_not_named_is_good() -> None:
