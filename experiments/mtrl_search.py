@@ -1,9 +1,9 @@
 """Multi-turn RL of a search agent: the main experiment, at the scale that the machine allows.
 
-Scale `local` (about 20 minutes on 2 CPU cores): a decoder of 2 M parameters, trained here from nothing on the reference
-pages of the installed numeric packages. Behaviour cloning of a scripted demonstrator of mixed quality makes the base agent;
-group-relative PPO on nDCG@10 tunes it. Expected on the held-out tasks: failures fall below 3 %, and nDCG@10 rises well above
-both the base and every one-shot retriever. README.md shows the table of a run.
+Scale `local` (about 20 minutes on 2 CPU cores): a decoder of 2 M parameters, trained here from nothing on the
+reference pages of the installed numeric packages. Behaviour cloning of a scripted demonstrator of mixed quality makes
+the base agent; group-relative PPO on nDCG@10 tunes it. Expected on the held-out tasks: failures fall below 3 %, and
+nDCG@10 rises well above both the base and every one-shot retriever. README.md shows the table of a run.
 
     python launch/tpu.py --exp=mtrl_search
 """
@@ -41,7 +41,7 @@ def config(scale: str) -> Experiment:
         rl=RLConfig(minibatches=2),
         sampling=SamplingConfig(sampling_max_tokens=64),
         val=ValConfig(temperatures=(1.0, 0.0)),
-        schedule=ScheduleConfig(max_steps=50, val_every=25, save_every=5),
+        schedule=ScheduleConfig(max_steps=80, val_every=20, save_every=5),
         optimizer=OptimizerConfig(learning_rate=3e-4),
         rollout=RolloutConfig(rollout_max_concurrency=32, decode_chunk=16),
         data=DataConfig(),
@@ -52,7 +52,9 @@ def config(scale: str) -> Experiment:
             observation_tokens=150,
             see_also=4,
         ),
-        model=ModelConfig(num_layers=4, model_dim=192, ff_dim=512, num_heads=4, num_kv_heads=2, head_dim=48, vocab_size=2048),
+        model=ModelConfig(
+            num_layers=4, model_dim=192, ff_dim=512, num_heads=4, num_kv_heads=2, head_dim=48, vocab_size=2048
+        ),
         warmup=WarmupConfig(
             steps=700,
             learning_rate=2e-3,

@@ -124,15 +124,18 @@ def _own_docstring(obj: Any) -> str:
 
 def _collect_pages() -> list[_Page]:
     by_object: dict[int, _Page] = {}
+    objects: list[tuple[str, Any]] = []
     for package, suffixes in MODULES.items():
         for module_name in [package, *(f"{package}.{suffix}" for suffix in suffixes.split())]:
             if importlib.util.find_spec(module_name) is None:
                 continue
-            for name, obj in _public_objects(module_name):
-                if id(obj) in by_object:
-                    by_object[id(obj)].names.append(name)
-                elif docstring := _own_docstring(obj):
-                    by_object[id(obj)] = _Page([name], obj, docstring)
+            objects += _public_objects(module_name)
+    # Read when all modules are there: SciPy, imported, adds to docstrings of NumPy.
+    for name, obj in objects:
+        if id(obj) in by_object:
+            by_object[id(obj)].names.append(name)
+        elif docstring := _own_docstring(obj):
+            by_object[id(obj)] = _Page([name], obj, docstring)
     by_text: dict[str, _Page] = {}
     for page in by_object.values():
         page.text = page.cleaned_text()

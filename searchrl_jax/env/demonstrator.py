@@ -8,8 +8,8 @@ group, and a group without variance teaches nothing.
               for the second quotation), ranks what the judgements say first
     lazy      searches once and submits what came back, in its order
     rambling  searches on and on until the turn limit
-    overlong  loses itself in a query until the token limit of the turn, without repeating a word: demonstrations
-              that repeat themselves teach loops that reinforcement learning does not unlearn
+    overlong  pastes what it found into a query until the token limit of the turn; it repeats nothing, since
+              demonstrations that repeat themselves teach loops that reinforcement learning does not unlearn
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,6 +22,8 @@ from searchrl_jax.data.schema import Document, Task
 from searchrl_jax.env.rewards import CONTEXT_LIMIT, TOKEN_LIMIT
 from searchrl_jax.env.search_env import Episode, SearchEnv
 from searchrl_jax.text.hermes import Call, HermesDialect, search_call, submit_call
+
+ODD_CHARACTERS = frozenset('"\\{}[]<>|')  # in a query they would need escapes, or look like call syntax
 
 GOOD, LAZY, RAMBLING, OVERLONG = "good", "lazy", "rambling", "overlong"
 
@@ -63,7 +65,6 @@ class Demonstrator:
         self.env, self.dialect, self.query_words = env, dialect, query_words
         self.documents = {document.doc_id: document for document in documents}
         self.styles, self.shares = list(shares), np.array(list(shares.values()))
-        self.vocabulary = sorted({word for document in documents for word in document.text.split() if word.isalpha()})
 
     def demonstrate(self, task: Task, rng: np.random.Generator) -> Demonstration:
         """One episode of `task`, in a style that `rng` draws."""
@@ -92,24 +93,30 @@ class _Play:
         self.token_ids = demonstrator.dialect.render_prompt(self.episode.question)
         self.is_action = [False] * len(self.token_ids)
         self.bm25, *self.others = list(demonstrator.env.retrievers)
+        self.observation = ""
 
     # ---------------------------------------------------------------- styles
 
     def good(self) -> None:
-        """Works like somebody who knows the answer would."""
+        """Works as somebody would who knows which page is meant, and trusts the order of the last search.
+
+        That order can be read off; the order of the judgements could not, and a policy that imitates what it cannot know
+        submits references at random.
+        """
         via = self.task.metadata.get("via")
-        shown = self._search(self.bm25, self._first_query())
         wanted = via if via is not None else self._best()
+        shown = self._search(self.bm25, self._first_query())
         if wanted not in shown and self.others:
             shown = [*shown, *self._search(self.others[0], self._first_query())]
+        ranking = shown
         if via is not None and via in shown:
             target_description = self.task.metadata.get("target_description")
-            names = self._links(via)
-            if target_description is not None and (not names or self.rng.random() < 0.5):
-                self._search(self.bm25, self._quoted(str(target_description)))
-            elif names:
-                self._search(self.bm25, " ".join(names))
-        self._submit(self._by_judgement())
+            if target_description is not None:
+                found = self._search(self.bm25, self._quoted(str(target_description)))
+            else:
+                found = self._search(self.bm25, " ".join(self._links(via))) if self._links(via) else []
+            ranking = [*found, via] if found else shown
+        self._submit(list(dict.fromkeys(ranking))[:10])
 
     def lazy(self) -> None:
         """Searches once with either tool and trusts the order that comes back."""
@@ -122,28 +129,33 @@ class _Play:
         self._submit(shown)
 
     def ramble(self) -> None:
-        """Searches until no turn is left."""
+        """Asks the same again, with either tool, until no turn is left."""
         tools = list(self.d.env.retrievers)
         while not self.episode.done:
-            seen = self.episode.references.doc_ids
-            names = self._links(self.rng.choice(seen)) if seen else []
-            query = " ".join(names) if names and self.rng.random() < 0.6 else self._first_query()
-            self._call(self._search_call(str(self.rng.choice(tools)), self._cut(query)))
+            self._call(self._search_call(str(self.rng.choice(tools)), self._cut(self._first_query())))
 
     def overlong(self) -> None:
-        """Begins with nothing, or after one search, a query that does not end within the turn's tokens."""
-        if self.rng.random() < 0.5:
-            self._search(self.bm25, self._first_query())
+        """Searches, then pastes what came back into the next query, which does not end within the turn's tokens.
+
+        What it pastes can be copied. Words out of nowhere would be the larger part of the loss, and teach the policy to
+        put probability on all of the vocabulary.
+        """
+        self._search(self.bm25, self._first_query())
         if self.episode.done:
             return
         limit = self.d.env.limits.max_tokens_per_turn
-        # From its first word on: after a quotation, every slip in copying one would lead into this style.
-        words = self.rng.permutation(self.d.vocabulary)[: max(80, limit)].tolist()
-        ids = self.d.dialect.render_call(search_call(self.bm25, " ".join(words), begins_with_space=False))
+        # Not from the first title on: the search for names begins with a name.
+        words = [word for word in self.observation.split() if not set(word) & ODD_CHARACTERS][1:]
+        ids = self.d.dialect.render_call(search_call(self.bm25, " ".join(words)))
+        if len(ids) <= limit:  # it found too little to fill the turn: other documents go on where it ends
+            texts = (self.d.documents[doc_id].text for doc_id in self.rng.permutation(sorted(self.d.documents))[:limit])
+            others = [word for text in texts for word in text.split() if not set(word) & ODD_CHARACTERS]
+            words = list(dict.fromkeys([*words, *others]))[: 2 * limit]
+            ids = self.d.dialect.render_call(search_call(self.bm25, " ".join(words)))
         if len(ids) <= limit:
             raise ValueError(
-                f"warmup.overlong: expected sampling.sampling_max_tokens below {len(ids)}, since the documents hold no "
-                f"more words to lose oneself in, got {limit}; lower it, or set warmup.overlong to 0"
+                f"warmup.overlong: expected sampling.sampling_max_tokens below {len(ids)}, the length of a query that "
+                f"holds the words of all documents, got {limit}; lower it, or set warmup.overlong to 0"
             )
         self._write(ids)
 
@@ -177,6 +189,7 @@ class _Play:
                 return []
             self.token_ids += observation
             self.is_action += [False] * len(observation)
+            self.observation = result.observation
         return list(result.shown)
 
     def _write(self, ids: Sequence[int]) -> bool:
@@ -198,7 +211,7 @@ class _Play:
     def _quoted(self, text: str) -> str:
         """The words of `text` up to the first that a query may not hold; so what is copied stands in one piece."""
         words = text.split()[: self.d.query_words]
-        odd = [index for index, word in enumerate(words) if set(word) & set('"\\{}[]<>|')]
+        odd = [index for index, word in enumerate(words) if set(word) & ODD_CHARACTERS]
         start = odd[0] + 1 if odd[:1] == [0] else 0
         end = next((index for index in odd if index >= max(start, 2)), len(words))
         return " ".join(words[start:end])
@@ -224,11 +237,3 @@ class _Play:
 
     def _best(self) -> str:
         return max(self.task.relevance, key=lambda doc_id: self.task.relevance[doc_id])
-
-    def _by_judgement(self) -> list[str]:
-        """What was shown, judged documents first by grade, at most two that are not judged among them."""
-        shown = self.episode.references.doc_ids
-        judged = [doc_id for doc_id in shown if self.task.relevance.get(doc_id, 0) > 0]
-        judged.sort(key=lambda doc_id: -self.task.relevance[doc_id])
-        others = [doc_id for doc_id in shown if doc_id not in judged]
-        return (judged + others[: 2 if judged else 5])[:10]

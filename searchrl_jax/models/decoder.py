@@ -19,7 +19,6 @@ from searchrl_jax.ops.rope import rotary_tables, rotate
 Params = dict[str, Any]
 
 
-
 @struct.dataclass
 class Past:
     """What one layer (or, with a leading axis, every layer) remembers: blocks of keys and values, past inputs."""
@@ -75,7 +74,11 @@ class Block(nn.Module):
         w_k = self.param("k", dense, (cfg.model_dim, cfg.num_kv_heads, cfg.head_dim))
         w_v = self.param("v", dense, (cfg.model_dim, cfg.num_kv_heads, cfg.head_dim))
         out_scale = (2 * cfg.num_layers) ** -0.5
-        w_o = self.param("o", nn.initializers.normal(out_scale * (cfg.num_heads * cfg.head_dim) ** -0.5), (cfg.num_heads * cfg.head_dim, cfg.model_dim))
+        w_o = self.param(
+            "o",
+            nn.initializers.normal(out_scale * (cfg.num_heads * cfg.head_dim) ** -0.5),
+            (cfg.num_heads * cfg.head_dim, cfg.model_dim),
+        )
         q = RMSNorm(cfg.norm_epsilon, name="q_norm")(project(seeking, w_q))
         k = RMSNorm(cfg.norm_epsilon, name="k_norm")(project(sought, w_k))
         q, k = rotate(q, shared.cosine, shared.sine), rotate(k, shared.cosine, shared.sine)
@@ -95,7 +98,6 @@ class Block(nn.Module):
         x = x + project(jax.nn.silu(gate) * up, w_down)
         return x, {"k": k_BKTH, "v": v_BKTH, "conv_input": conv_input}
 
-
     def _kernel(self, name: str, *, shift: int) -> Float[Array, "W D"]:
         """Taps that begin as 1, 1/2, 1/4, ... from `shift` tokens back on, with noise."""
 
@@ -113,7 +115,9 @@ class Decoder(nn.Module):
 
     def setup(self) -> None:
         cfg = self.config
-        self.embedding = self.param("embedding", nn.initializers.normal(cfg.model_dim**-0.5), (cfg.vocab_size, cfg.model_dim))
+        self.embedding = self.param(
+            "embedding", nn.initializers.normal(cfg.model_dim**-0.5), (cfg.vocab_size, cfg.model_dim)
+        )
         self.layers = nn.scan(
             Block,
             variable_axes={"params": 0},
@@ -152,8 +156,8 @@ def _no_past(config: DecoderConfig, rows: int) -> Past:
 def init_params(config: DecoderConfig, key: Array) -> Params:
     """Fresh parameters, float32, as a plain nested dict.
 
-    Attention begins as a look-up: queries resemble the keys of their group (a token scores high with its like), and what a
-    head writes resembles what it read.
+    Attention begins as a look-up: queries resemble the keys of their group (a token scores high with its like), and
+    what a head writes resembles what it read.
 
         w_q <- (w_q + w_k) / sqrt(2)        w_o <- (w_o + w_v^T / sqrt(2 layers)) / sqrt(2)
 

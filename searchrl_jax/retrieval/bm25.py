@@ -1,7 +1,7 @@
 """BM25 by bm25s: an eagerly scored sparse index, searched in well under a millisecond for thousands of documents."""
 
-import math
 import logging
+import math
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path

@@ -88,7 +88,7 @@ class _Run:
         self.mesh = make_mesh(mesh.data, mesh.fsdp, mesh.tensor)
         length = limits.max_tokens_per_episode
         actions = min(limits.max_turns * limits.max_tokens_per_turn, length)
-        # Logits are computed for every place of an action token: rows are made for half of what an episode may hold, and
+        # Logits are computed for every place of an action token: rows are made for half of what an episode may hold;
         # the rare one that holds more has a shape of its own.
         self.row_shapes = (
             RowShape(experiment.batch.micro_batch_rows, length, actions // 2),
@@ -236,6 +236,7 @@ class _Run:
             print(f"reinforcement learning: {total} steps of {size} rollouts", flush=True)
         if newest is None and schedule.val_every and experiment.val.val_at_start:
             log.append(0, self._validate(state.params, 0))
+            self._check_stop()
         progress = Progress(total - done)
         for step in range(done + 1, total + 1):
             step_began = time.perf_counter()

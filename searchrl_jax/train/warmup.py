@@ -35,9 +35,9 @@ def make_warmup_optimizer(config: WarmupConfig) -> optax.GradientTransformation:
 class Scrambler:
     """Gives an episode's words other pieces, the same everywhere in it: invented names, true structure.
 
-    Demonstrations repeat the same few thousand names and sentences, which a decoder learns by heart sooner than it learns
-    to copy; a scrambled one can only be foretold by copying. Control tokens, scaffolds, digits, punctuation and the word
-    that introduces links keep their places. A piece with a leading space stays one.
+    Demonstrations repeat the same few thousand names and sentences, which a decoder learns by heart sooner than it
+    learns to copy; a scrambled one can only be foretold by copying. Control tokens, scaffolds, digits, punctuation and
+    the word that introduces links keep their places. A piece with a leading space stays one.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -62,8 +62,8 @@ class Scrambler:
 class DemonstrationStream:
     """Micro-batches for behaviour cloning: first repeated random sequences, then demonstrations.
 
-    Update u and the n-th demonstration are functions of (seed, u) and (seed, n) alone, so the whole state of the stream is
-    two numbers: updates made, and demonstrations used up.
+    Update u and the n-th demonstration are functions of (seed, u) and (seed, n) alone, so the whole state of the stream
+    is two numbers: updates made, and demonstrations used up.
     """
 
     def __init__(
@@ -102,17 +102,18 @@ class DemonstrationStream:
     def _copying(self, update: int) -> Rows:
         """Random tokens, repeated; all of the repetition but its first token is an action, since all of it can be told.
 
-        Looking up what followed a token before is what copying a name rests on. Here every token of a repetition teaches
-        it; in a demonstration one in ten does.
+        Looking up what followed a token before is what copying a name rests on. Here every token of a repetition
+        teaches it; in a demonstration one in ten does.
         """
         rng = np.random.default_rng([self.seed, update, 1])
         vocab_size, shape = self.demonstrator.dialect.tokenizer.vocab_size, self.shapes[0]
+        longest = min(48, shape.length // 2 + 1, shape.actions + 1)
         rows: list[list[Sample]] = []
         for _ in range(shape.rows):
             row: list[Sample] = []
             tokens = actions = 0
             while True:
-                half = int(rng.integers(6, 48))
+                half = int(rng.integers(longest // 8, longest))
                 if tokens + 2 * half > shape.length or actions + half > shape.actions:
                     break
                 ids = np.tile(rng.integers(vocab_size, size=half, dtype=np.int32), 2)

@@ -30,7 +30,7 @@ def test_override_leaves_the_original_alone():
     [
         ("rl.los_fn", "rl.loss_fn"),
         ("loss_fn", "rl.loss_fn"),
-        ("temperature", "sampling.temperature or val.temperature"),
+        ("temperature", "sampling.temperature"),
         ("model.dim", "model.model_dim"),
     ],
 )

@@ -168,9 +168,9 @@ def test_the_order_of_rows_is_theirs_alone():
 
 
 def test_a_convolution_of_the_present_alone_is_none_and_a_noisy_one_is_read():
-    present = jnp.zeros_like(PARAMS["layers"]["conv"]).at[:, 0].set(1.0)
-    single = {**PARAMS, "layers": {**PARAMS["layers"], "conv": present}}
-    without = {**PARAMS, "layers": {k: v for k, v in PARAMS["layers"].items() if k != "conv"}}
+    present = jnp.zeros_like(PARAMS["layers"]["conv_k"]).at[:, 0].set(1.0)
+    single = {**PARAMS, "layers": {**PARAMS["layers"], "conv_k": present, "conv_q": present}}
+    without = {**PARAMS, "layers": {k: v for k, v in PARAMS["layers"].items() if k not in ("conv_q", "conv_k")}}
     config = tiny_decoder_config(V, conv_width=0)
     np.testing.assert_allclose(plain(TOKENS, CONFIG, single), plain(TOKENS, config, without), atol=1e-5)
     assert np.abs(plain(TOKENS) - plain(TOKENS, CONFIG, single)).max() > 1e-2
