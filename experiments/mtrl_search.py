@@ -41,8 +41,8 @@ def config(scale: str) -> Experiment:
         rl=RLConfig(minibatches=2),
         sampling=SamplingConfig(sampling_max_tokens=64),
         val=ValConfig(temperatures=(1.0, 0.0)),
-        schedule=ScheduleConfig(max_steps=80, val_every=20, save_every=5),
-        optimizer=OptimizerConfig(learning_rate=3e-4),
+        schedule=ScheduleConfig(max_steps=50, val_every=25, save_every=5),
+        optimizer=OptimizerConfig(learning_rate=2e-4),
         rollout=RolloutConfig(rollout_max_concurrency=32, decode_chunk=16),
         data=DataConfig(),
         env=EnvConfig(
@@ -56,11 +56,11 @@ def config(scale: str) -> Experiment:
             num_layers=4, model_dim=192, ff_dim=512, num_heads=4, num_kv_heads=2, head_dim=48, vocab_size=2048
         ),
         warmup=WarmupConfig(
-            steps=700,
+            steps=600,
             learning_rate=2e-3,
             copy_steps=75,
-            scrambled=0.3,
-            lazy=0.44,
+            scrambled=0.5,
+            lazy=0.15,
             rambling=0.08,
             overlong=0.08,
         ),

@@ -100,11 +100,11 @@ class _Play:
     def good(self) -> None:
         """Works as somebody would who knows which page is meant, and trusts the order of the last search.
 
-        That order can be read off; the order of the judgements could not, and a policy that imitates what it cannot know
-        submits references at random.
+        That order can be read off. The order of the judgements cannot, and a policy that imitates what it cannot know
+        learns to submit references at random.
         """
         via = self.task.metadata.get("via")
-        wanted = via if via is not None else self._best()
+        wanted = self._best() if via is None else via
         shown = self._search(self.bm25, self._first_query())
         if wanted not in shown and self.others:
             shown = [*shown, *self._search(self.others[0], self._first_query())]

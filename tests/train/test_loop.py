@@ -82,7 +82,7 @@ def test_whole_job(settings: dict[str, Any], tmp_path: Path, capsys: pytest.Capt
         assert row["rescored_ndcg_gap"] < 1e-6 and row["rescored_inconsistent"] == 0
     for row in (rows[0], rows[2]):
         assert {"val/ndcg@10", "val_t0/ndcg@10", "val/rescored_ndcg_gap"} <= row.keys()
-    assert [row["step"] for row in read_rows(workdir / "warmup.jsonl")] == list(range(1, 61))
+    assert [row["step"] for row in read_rows(workdir / "warmup.jsonl")] == list(range(1, 71))
     losses = [row["loss"] for row in read_rows(workdir / "warmup.jsonl")]
     assert losses[-1] < losses[0] / 2
 
