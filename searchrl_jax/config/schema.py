@@ -233,7 +233,7 @@ class WarmupConfig(Checked):
     """Share of demonstrations with a turn that runs into the token limit."""
 
     def check(self) -> None:
-        """Shares of imperfect demonstrations sum to at most 1; the rest are good ones. Copying is part of the warm-up."""
+        """Shares of imperfect demonstrations sum to at most 1: the rest are good. Copying is part of the warm-up."""
         if self.copy_steps > self.steps:
             raise ValueError(
                 f"warmup.copy_steps: expected at most warmup.steps = {self.steps}, got {self.copy_steps}; lower it"

@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from searchrl_jax.config.schema import RLConfig
-from searchrl_jax.env.rewards import SUBMITTED
+from searchrl_jax.env.rewards import STATUSES, SUBMITTED
 from searchrl_jax.rl.advantages import ADVANTAGES, zero_variance_groups
 from searchrl_jax.rollout.batch import Sample
 from searchrl_jax.rollout.trajectory import Trajectory
@@ -113,9 +113,7 @@ def rollout_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
             "reward_max": float(rewards.max()),
             "reward_zero_frac": float(np.mean(rewards == 0)),
         }
-    return metrics | {
-        f"failures/{status}": share / count for status, share in sorted(statuses.items()) if status != SUBMITTED
-    }
+    return metrics | {f"failures/{status}": statuses[status] / count for status in STATUSES if status != SUBMITTED}
 
 
 def group_metrics(groups: Groups, advantages: Float[np.ndarray, "P G"], is_trained: Bool[np.ndarray, "P G"]) -> dict:
