@@ -41,27 +41,27 @@ def config(scale: str) -> Experiment:
         rl=RLConfig(minibatches=2),
         sampling=SamplingConfig(sampling_max_tokens=64),
         val=ValConfig(temperatures=(1.0, 0.0)),
-        schedule=ScheduleConfig(max_steps=50, val_every=25, save_every=5),
+        schedule=ScheduleConfig(max_steps=60, val_every=30, save_every=5),
         optimizer=OptimizerConfig(learning_rate=2e-4),
         rollout=RolloutConfig(rollout_max_concurrency=32, decode_chunk=16),
         data=DataConfig(),
         env=EnvConfig(
             max_turns=5,
             max_tokens_per_episode=768,
-            observation_words=8,
-            observation_tokens=150,
-            see_also=4,
+            observation_words=6,
+            observation_tokens=140,
+            see_also=3,
         ),
         model=ModelConfig(
-            num_layers=4, model_dim=192, ff_dim=512, num_heads=4, num_kv_heads=2, head_dim=48, vocab_size=2048
+            num_layers=4, model_dim=192, ff_dim=512, num_heads=4, num_kv_heads=2, head_dim=48, vocab_size=2048, conv_width=6
         ),
         warmup=WarmupConfig(
-            steps=600,
+            steps=800,
             learning_rate=2e-3,
             copy_steps=75,
             scrambled=0.5,
-            lazy=0.15,
-            rambling=0.08,
-            overlong=0.08,
+            lazy=0.2,
+            rambling=0.07,
+            overlong=0.07,
         ),
     )

@@ -5,11 +5,14 @@ drawn at random *given* the question: failures that depended on the question wou
 group, and a group without variance teaches nothing.
 
     good      searches with what the question quotes, reads, searches for the names that the right page points to (or
-              for the second quotation), ranks what the judgements say first
+              for the second quotation), submits what came back, in its order
     lazy      searches once and submits what came back, in its order
-    rambling  searches on and on until the turn limit
-    overlong  pastes what it found into a query until the token limit of the turn; it repeats nothing, since
-              demonstrations that repeat themselves teach loops that reinforcement learning does not unlearn
+    rambling  asks the second tool the same again, until the turn limit
+    overlong  pastes what it found into a query to the second tool until the token limit of the turn; it repeats
+              nothing, since demonstrations that repeat themselves teach loops that reinforcement learning does not unlearn
+
+The flawed second searches use the second tool and the good ones the first, so that the choice of the tool tells them
+apart: where both begin alike, the penalty of the one teaches the policy not to search again at all.
 """
 
 from collections.abc import Mapping, Sequence
@@ -54,7 +57,7 @@ class Demonstrator:
         documents: Sequence[Document],
         shares: Mapping[str, float],
         *,
-        query_words: int = 24,
+        query_words: int = 12,
     ) -> None:
         """Args:
         shares: probability of each style; they sum to 1.
@@ -93,6 +96,7 @@ class _Play:
         self.token_ids = demonstrator.dialect.render_prompt(self.episode.question)
         self.is_action = [False] * len(self.token_ids)
         self.bm25, *self.others = list(demonstrator.env.retrievers)
+        self.second = self.others[0] if self.others else self.bm25
         self.observation = ""
 
     # ---------------------------------------------------------------- styles
@@ -106,8 +110,9 @@ class _Play:
         via = self.task.metadata.get("via")
         wanted = self._best() if via is None else via
         shown = self._search(self.bm25, self._first_query())
-        if wanted not in shown and self.others:
-            shown = [*shown, *self._search(self.others[0], self._first_query())]
+        quotes = "description" in self.task.metadata
+        if not shown or (wanted not in shown and not quotes):  # the words of another's question need not be the page's
+            shown = list(dict.fromkeys([*shown, *self._search(self.second, self._first_query())]))
         ranking = shown
         if via is not None and via in shown:
             target_description = self.task.metadata.get("target_description")
@@ -129,10 +134,11 @@ class _Play:
         self._submit(shown)
 
     def ramble(self) -> None:
-        """Asks the same again, with either tool, until no turn is left."""
-        tools = list(self.d.env.retrievers)
+        """Asks the same again until no turn is left."""
+        tool = self.bm25
         while not self.episode.done:
-            self._call(self._search_call(str(self.rng.choice(tools)), self._cut(self._first_query())))
+            self._call(self._search_call(tool, self._cut(self._first_query())))
+            tool = self.second
 
     def overlong(self) -> None:
         """Searches, then pastes what came back into the next query, which does not end within the turn's tokens.
@@ -146,12 +152,12 @@ class _Play:
         limit = self.d.env.limits.max_tokens_per_turn
         # Not from the first title on: the search for names begins with a name.
         words = [word for word in self.observation.split() if not set(word) & ODD_CHARACTERS][1:]
-        ids = self.d.dialect.render_call(search_call(self.bm25, " ".join(words)))
+        ids = self.d.dialect.render_call(search_call(self.second, " ".join(words)))
         if len(ids) <= limit:  # it found too little to fill the turn: other documents go on where it ends
             texts = (self.d.documents[doc_id].text for doc_id in self.rng.permutation(sorted(self.d.documents))[:limit])
             others = [word for text in texts for word in text.split() if not set(word) & ODD_CHARACTERS]
             words = list(dict.fromkeys([*words, *others]))[: 2 * limit]
-            ids = self.d.dialect.render_call(search_call(self.bm25, " ".join(words)))
+            ids = self.d.dialect.render_call(search_call(self.second, " ".join(words)))
         if len(ids) <= limit:
             raise ValueError(
                 f"warmup.overlong: expected sampling.sampling_max_tokens below {len(ids)}, the length of a query that "

@@ -3,6 +3,7 @@
     [1] numpy.polyfit: Least squares polynomial fit. See numpy.polyval numpy.poly1d
     [2] numpy.roots: Return the roots of a polynomial with coefficients given in p.
     [1] numpy.polyfit                                            a document that was described before
+    order:1,2                                                    the references of these results, best first
 
 Names stand between spaces, never beside a comma, so that the tokenizer gives them the pieces they have in a query.
 """
@@ -86,24 +87,27 @@ def render_hits(
         excluded_titles: names that must not appear among the links.
     """
     lines: list[str] = []
+    numbers: list[int] = []
     shown: list[str] = []
     for document in documents:
         head = f"[{references.number(document.doc_id)}] {title_of(document)}"
         described = document.doc_id in references.described
         details = "" if described and layout.short_repeats else _details(document, excluded_titles, layout)
+        order = _order([*numbers, references.number(document.doc_id)])
         line, is_full = head + details, True
-        if not layout.fits([*lines, line]):
+        if not layout.fits([*lines, line, order]):
             line, is_full = head, False
-            if not layout.fits([*lines, line]):
+            if not layout.fits([*lines, line, order]):
                 break
         lines.append(line)
+        numbers.append(references.number(document.doc_id))
         shown.append(document.doc_id)
         references.assign(document.doc_id)
         if is_full:
             references.described.add(document.doc_id)
     if not lines:
         return (NOTHING_FITS if documents else NO_RESULTS), ()
-    return "\n".join(lines), tuple(shown)
+    return "\n".join([*lines, _order(numbers)]), tuple(shown)
 
 
 def title_of(document: Document) -> str:
@@ -121,6 +125,11 @@ def see_also_of(metadata: Mapping[str, object]) -> list[str]:
     if not isinstance(titles, (list, tuple)) or not all(isinstance(title, str) for title in titles):
         raise ValueError(f"expected metadata see_also to be a list of titles, got {titles!r}; correct the document")
     return [" ".join(title.split()) for title in titles]
+
+
+def _order(numbers: Sequence[int]) -> str:
+    """The references once more, written as a ranking is, so that one can be submitted by copying."""
+    return "order:" + ",".join(map(str, numbers))
 
 
 def _details(document: Document, excluded_titles: Collection[str], layout: ObservationFormat) -> str:

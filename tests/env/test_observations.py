@@ -25,6 +25,7 @@ def test_hits_are_lines_of_reference_title_text_and_links():
         "[1] numpy.polyfit: Least squares polynomial fit. See numpy.polyval numpy.poly1d",
         "[2] numpy.roots: Return the roots of",
         "[3] Solar eclipse: The moon hides the See Lunar eclipse ; Moon",
+        "order:1,2,3",
     ]
     assert shown == ("numpy.polyfit", "numpy.roots", "d7")
 
@@ -33,7 +34,7 @@ def test_a_document_keeps_its_number_and_is_short_when_repeated():
     references = References()
     render_hits([POLYFIT], references, (), layout())
     text, _ = render_hits([ROOTS, POLYFIT], references, (), layout())
-    assert text == "[2] numpy.roots: Return the roots of\n[1] numpy.polyfit"
+    assert text == "[2] numpy.roots: Return the roots of\n[1] numpy.polyfit\norder:2,1"
     text, _ = render_hits([POLYFIT], references, (), layout(short_repeats=False))
     assert text.startswith("[1] numpy.polyfit: Least")
     assert references.doc_ids == ["numpy.polyfit", "numpy.roots"]
@@ -53,10 +54,10 @@ def test_the_budget_holds_and_only_what_is_shown_gets_a_number():
 
 def test_a_hit_cut_to_its_title_is_described_when_it_fits():
     references = References()
-    text, _ = render_hits([POLYFIT, ROOTS], references, (), layout(words=9, tokens=16))
+    text, _ = render_hits([POLYFIT, ROOTS], references, (), layout(words=9, tokens=17))
     assert text.split("\n")[1] == "[2] numpy.roots"
     text, _ = render_hits([ROOTS], references, (), layout())
-    assert text == "[2] numpy.roots: Return the roots of"
+    assert text == "[2] numpy.roots: Return the roots of\norder:2"
 
 
 def test_nothing_found_and_nothing_that_fits_are_said():
@@ -70,11 +71,11 @@ def test_nothing_found_and_nothing_that_fits_are_said():
 
 def test_excluded_names_are_not_among_the_links():
     text, _ = render_hits([POLYFIT], References(), {"numpy.polyval"}, layout())
-    assert text.endswith("See numpy.poly1d numpy.roots")
+    assert text.endswith("See numpy.poly1d numpy.roots\norder:1")
 
 
 def test_no_words_and_no_links_leave_the_title():
-    assert render_hits([POLYFIT], References(), (), layout(words=0, see_also=0))[0] == "[1] numpy.polyfit"
+    assert render_hits([POLYFIT], References(), (), layout(words=0, see_also=0))[0] == "[1] numpy.polyfit\norder:1"
 
 
 @pytest.mark.parametrize("bad", [{"words": -1}, {"see_also": -1}, {"tokens": 15}])

@@ -73,7 +73,7 @@ def test_an_episode_from_question_to_reward():
     found = env.step(search(" polyval "))
     assert env.retrievers["bm25_search"].queries == ["polyval"]
     assert found.observation.split("\n")[0] == "[1] numpy.polyval: About polyval of a polynomial. See numpy.polyfit"
-    assert found.observation.count("\n") == 4
+    assert found.observation.count("\n") == 5
     assert (found.status, found.reward, found.malformed, found.error, found.done) == (None, None, False, None, False)
     assert (found.tool, found.query, found.shown[0]) == ("bm25_search", "polyval", "numpy.polyval")
     ended = env.step(submit(2, 1))
