@@ -56,10 +56,11 @@ def config(scale: str) -> Experiment:
             num_layers=4, model_dim=192, ff_dim=512, num_heads=4, num_kv_heads=2, head_dim=48, vocab_size=2048, conv_width=6
         ),
         warmup=WarmupConfig(
-            steps=800,
+            steps=900,
             learning_rate=2e-3,
             copy_steps=75,
             scrambled=0.5,
+            slips=0.04,
             lazy=0.2,
             rambling=0.07,
             overlong=0.07,
