@@ -102,7 +102,9 @@ class OptimizerConfig(Checked):
 
     group: ClassVar[str] = "optimizer"
     learning_rate: float = field(default=4e-5, metadata=within(0, 1e-2, above=True))
-    """Constant learning rate of reinforcement learning."""
+    """Learning rate of reinforcement learning at its first step."""
+    learning_rate_end: float = field(default=1.0, metadata=within(0, 1))
+    """Learning rate at the last step, as a share of the first; linear in between. 1 keeps it constant."""
     adam_beta1: float = field(default=0.9, metadata=within(0, 0.999999))
     """Decay of the gradient's running mean."""
     adam_beta2: float = field(default=0.95, metadata=within(0, 0.999999))

@@ -4,8 +4,8 @@ It plays real episodes of the environment on training tasks, knows their judgeme
 drawn at random *given* the question: failures that depended on the question would be the same in all rollouts of a
 group, and a group without variance teaches nothing.
 
-    good      searches with what the question quotes, reads, searches for the names that the right page points to (or
-              for the second quotation), submits what came back, in its order
+    good      searches with what the question quotes, reads, searches with the line of the right page, which names the
+              pages that it points to (or with the second quotation), submits what came back, in its order
     lazy      searches once and submits what came back, in its order
     rambling  asks the second tool the same again, until the turn limit
     overlong  pastes what it found into a query to the second tool until the token limit of the turn; it repeats
@@ -22,6 +22,7 @@ import numpy as np
 from jaxtyping import Bool, Int32
 
 from searchrl_jax.data.schema import Document, Task
+from searchrl_jax.env.observations import LINKS_WORD
 from searchrl_jax.env.rewards import CONTEXT_LIMIT, TOKEN_LIMIT
 from searchrl_jax.env.search_env import Episode, SearchEnv
 from searchrl_jax.text.hermes import Call, HermesDialect, search_call, submit_call
@@ -107,20 +108,18 @@ class _Play:
         That order can be read off. The order of the judgements cannot, and a policy that imitates what it cannot know
         learns to submit references at random.
         """
-        via = self.task.metadata.get("via")
-        wanted = self._best() if via is None else via
+        metadata = self.task.metadata
         shown = self._search(self.bm25, self._first_query())
-        quotes = "description" in self.task.metadata
-        if not shown or (wanted not in shown and not quotes):  # the words of another's question need not be the page's
-            shown = list(dict.fromkeys([*shown, *self._search(self.second, self._first_query())]))
         ranking = shown
-        if via is not None and via in shown:
-            target_description = self.task.metadata.get("target_description")
-            if target_description is not None:
-                found = self._search(self.bm25, self._quoted(str(target_description)))
-            else:
-                found = self._search(self.bm25, " ".join(self._links(via))) if self._links(via) else []
-            ranking = [*found, via] if found else shown
+        if "via" in metadata and shown:
+            page = metadata["via"] if metadata["via"] in shown else shown[0]
+            quoted = metadata.get("target_description")
+            query = self._line(page) if quoted is None else self._quoted(str(quoted))
+            found = self._search(self.bm25, query) if query else []
+            ranking = [*found, page] if found else shown
+        elif not shown or ("description" not in metadata and self._best() not in shown):
+            # The words of a user's own question need not be those of the page.
+            ranking = [*shown, *self._search(self.second, self._first_query())]
         self._submit(list(dict.fromkeys(ranking))[:10])
 
     def lazy(self) -> None:
@@ -150,8 +149,7 @@ class _Play:
         if self.episode.done:
             return
         limit = self.d.env.limits.max_tokens_per_turn
-        # Not from the first title on: the search for names begins with a name.
-        words = [word for word in self.observation.split() if not set(word) & ODD_CHARACTERS][1:]
+        words = [word for word in self.observation.split() if not set(word) & ODD_CHARACTERS]
         ids = self.d.dialect.render_call(search_call(self.second, " ".join(words)))
         if len(ids) <= limit:  # it found too little to fill the turn: other documents go on where it ends
             texts = (self.d.documents[doc_id].text for doc_id in self.rng.permutation(sorted(self.d.documents))[:limit])
@@ -223,7 +221,7 @@ class _Play:
         return " ".join(words[start:end])
 
     def _search_call(self, tool: str, query: str) -> Call:
-        """A quotation begins as in the question, a name as in an observation."""
+        """A quotation begins as in the question, a line as in an observation."""
         return search_call(tool, query, begins_with_space=query not in self.task.query)
 
     def _cut(self, query: str) -> str:
@@ -235,11 +233,20 @@ class _Play:
             words.pop()
         return " ".join(words)
 
-    def _links(self, doc_id: str) -> list[str]:
-        """The names that an observation showed for `doc_id`; none where it was shown by its title alone."""
-        if doc_id not in self.episode.references.described:
-            return []
-        return list(self.d.documents[doc_id].metadata.get("see_also", ()))[: self.d.env.layout.see_also]
+    def _line(self, doc_id: str) -> str:
+        """What the last observation says of `doc_id` after its title, if it names links: start of the text, and names.
+
+        Copied from one place, and it begins as the question's quotation does: names alone, which begin alike all over
+        an observation, are copied wrongly ten times as often.
+        """
+        head = f"[{self.episode.references.number(doc_id)}] "
+        line = next((line for line in self.observation.split("\n") if line.startswith(head)), "")
+        details = line.partition(": ")[2]
+        if f"{LINKS_WORD} " not in details:
+            return ""
+        words = details.split()
+        odd = [index for index, word in enumerate(words) if set(word) & ODD_CHARACTERS]
+        return " ".join(words[odd[-1] + 1 :] if odd else words)
 
     def _best(self) -> str:
         return max(self.task.relevance, key=lambda doc_id: self.task.relevance[doc_id])

@@ -1,6 +1,6 @@
 """What the policy reads after a search.
 
-    [1] numpy.polyfit: Least squares polynomial fit. See numpy.polyval numpy.poly1d
+    [1] numpy.polyfit: Least squares polynomial fit. See numpy.polyval poly1d
     [2] numpy.roots: Return the roots of a polynomial with coefficients given in p.
     [1] numpy.polyfit                                            a document that was described before
     order:1,2                                                    the references of these results, best first
@@ -137,8 +137,20 @@ def _details(document: Document, excluded_titles: Collection[str], layout: Obser
     words = " ".join(document.text.split()[: layout.words])
     links = [title for title in see_also_of(document.metadata) if title not in excluded_titles][: layout.see_also]
     # Names of one word need no separator; titles that hold spaces do.
-    names = (" ; " if any(" " in title for title in links) else " ").join(links)
+    names = " ; ".join(links) if any(" " in title for title in links) else " ".join(_siblings_shortened(links))
     return (f": {words}" if words else "") + (f"{LINKS_WORD} {names}" if names else "")
+
+
+def _siblings_shortened(names: Sequence[str]) -> list[str]:
+    """Dotted names without the parent that they share with the name before; a parent repeated makes copying ambiguous.
+
+    numpy.polyval numpy.poly1d scipy.optimize.root  ->  numpy.polyval poly1d scipy.optimize.root
+    """
+    parents = [name.rpartition(".")[0] for name in names]
+    return [
+        name.rpartition(".")[2] if index and parent and parent == parents[index - 1] else name
+        for index, (name, parent) in enumerate(zip(names, parents, strict=True))
+    ]
 
 
 def describe(document: Document, *, number: int, words: int, see_also: int) -> str:

@@ -80,7 +80,7 @@ def tiny_env(
     """An environment over the tiny documents.
 
     Args:
-        limits: 4 turns, 24 tokens per turn and 320 per episode where None.
+        limits: 4 turns, 24 tokens per turn and 400 per episode where None.
         retrievers: by tool name; where None both tools of `TOOLS` are BM25, which needs no encoder.
     """
     documents = tiny_documents() if documents is None else documents
@@ -90,9 +90,9 @@ def tiny_env(
     return SearchEnv(
         retrievers,
         documents,
-        limits or Limits(max_turns=4, max_tokens_per_turn=24, max_tokens_per_episode=320),
-        results=2,
-        observation_tokens=64,
+        limits or Limits(max_turns=4, max_tokens_per_turn=24, max_tokens_per_episode=400),
+        results=3,
+        observation_tokens=96,
         see_also=2,
         count_tokens=lambda text: len(dialect.tokenizer.encode(text)),
         tool_retries=0,

@@ -205,13 +205,13 @@ class _Run:
         """The tuned agent's parameters."""
         experiment, work = self.experiment, self.work
         batch, schedule, rl, sampling = experiment.batch, experiment.schedule, experiment.rl, experiment.sampling
-        optimizer = make_optimizer(experiment.optimizer)
+        total = min(schedule.max_steps, schedule.max_epochs * self.stream.batches_per_epoch)
+        optimizer = make_optimizer(experiment.optimizer, total * rl.minibatches)
         # Copied: an update donates its state, and the base is compared at the end.
         state = init_state(jax.tree.map(lambda x: x.copy(), base), optimizer)
         shardings = self._shardings(state)
         state = jax.device_put(state, shardings)
         stream = self.stream
-        total = min(schedule.max_steps, schedule.max_epochs * stream.batches_per_epoch)
         checkpoints = self._checkpointer("rl")
         newest = checkpoints.latest()
         seconds = 0.0

@@ -20,10 +20,17 @@ class TrainState:
     updates: Int[Array, ""]
 
 
-def make_optimizer(config: OptimizerConfig) -> optax.GradientTransformation:
-    """Adam with decoupled weight decay, after clipping by the global norm (where that is not 0)."""
+def make_optimizer(config: OptimizerConfig, updates: int) -> optax.GradientTransformation:
+    """Adam with decoupled weight decay, after clipping by the global norm (where that is not 0).
+
+    The learning rate falls linearly, over `updates`, to `learning_rate_end` times what it began with.
+    """
+    schedule: optax.ScalarOrSchedule = config.learning_rate
+    if config.learning_rate_end < 1:
+        end = config.learning_rate * config.learning_rate_end
+        schedule = optax.linear_schedule(config.learning_rate, end, max(updates, 1))
     adam = optax.adamw(
-        config.learning_rate,
+        schedule,
         b1=config.adam_beta1,
         b2=config.adam_beta2,
         eps=config.adam_eps,

@@ -63,7 +63,7 @@ class Slips:
 
     A policy that has only ever read right tokens does not know how to go on after a wrong one: it repeats it until the
     token limit. So up to three tokens in a row are replaced, by random ones or by the token before them, and left out
-    of the loss; what follows them is imitated as before. Control tokens and the syntax of a call stay.
+    of the loss; what follows them is imitated as before. All but words stays: the syntax of a call, and rankings.
 
     Source:
         Laskey et al. 2017, arXiv:1703.09327 (noise in the demonstrator's actions, DART).
@@ -72,15 +72,16 @@ class Slips:
     def __init__(self, tokenizer: Tokenizer, share: float) -> None:
         """`share`: probability that a slip begins at a token."""
         syntax = _syntax(tokenizer)
-        self._words = np.array([i for i in range(tokenizer.vocab_size) if i not in syntax], np.int32)
-        self._syntax, self.share = np.array(sorted(syntax)), share
+        pieces = {i: tokenizer.decode([i]) for i in range(tokenizer.vocab_size) if i not in syntax}
+        self._words = np.array([i for i, piece in pieces.items() if any(map(str.isalpha, piece))], np.int32)
+        self.share = share
 
     def __call__(
         self, ids: Int32[np.ndarray, " L"], is_action: Bool[np.ndarray, " L"], rng: np.random.Generator
     ) -> tuple[Int32[np.ndarray, " L"], Bool[np.ndarray, " L"]]:
         """`ids` with slips, and the actions without them."""
         ids, is_imitated = ids.copy(), is_action.copy()
-        may_slip = is_action & ~np.isin(ids, self._syntax)
+        may_slip = is_action & np.isin(ids, self._words)
         for begin in np.flatnonzero(may_slip & (rng.random(len(ids)) < self.share)):
             repeats = rng.random() < 0.5
             for t in range(begin, min(begin + int(rng.integers(1, 4)), len(ids))):

@@ -22,7 +22,7 @@ def layout(words=4, see_also=2, tokens=100, short_repeats=True):
 def test_hits_are_lines_of_reference_title_text_and_links():
     text, shown = render_hits([POLYFIT, ROOTS, ECLIPSE], References(), (), layout())
     assert text.split("\n") == [
-        "[1] numpy.polyfit: Least squares polynomial fit. See numpy.polyval numpy.poly1d",
+        "[1] numpy.polyfit: Least squares polynomial fit. See numpy.polyval poly1d",
         "[2] numpy.roots: Return the roots of",
         "[3] Solar eclipse: The moon hides the See Lunar eclipse ; Moon",
         "order:1,2,3",
@@ -60,6 +60,12 @@ def test_a_hit_cut_to_its_title_is_described_when_it_fits():
     assert text == "[2] numpy.roots: Return the roots of\norder:2"
 
 
+def test_a_name_is_shortened_by_the_parent_of_the_name_before_it():
+    links = ["numpy.polyval", "numpy.poly1d", "numpy.ma.polyfit", "numpy.roots", "roots", "poly"]
+    text, _ = render_hits([Document("d", "", "name", {"see_also": links})], References(), (), layout(see_also=9))
+    assert text.split("\n")[0] == "[1] name See numpy.polyval poly1d numpy.ma.polyfit numpy.roots roots poly"
+
+
 def test_nothing_found_and_nothing_that_fits_are_said():
     assert render_hits([], References(), (), layout()) == ("no results", ())
     long = Document("d", "text", "word " * 40)
@@ -71,7 +77,7 @@ def test_nothing_found_and_nothing_that_fits_are_said():
 
 def test_excluded_names_are_not_among_the_links():
     text, _ = render_hits([POLYFIT], References(), {"numpy.polyval"}, layout())
-    assert text.endswith("See numpy.poly1d numpy.roots\norder:1")
+    assert text.endswith("See numpy.poly1d roots\norder:1")
 
 
 def test_no_words_and_no_links_leave_the_title():
