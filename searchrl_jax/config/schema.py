@@ -225,8 +225,6 @@ class WarmupConfig(Checked):
     """First of these updates, which take random sequences, each repeated, in place of demonstrations."""
     scrambled: float = field(default=0.0, metadata=within(0, 1))
     """Share of demonstrations whose words are replaced by others, the same throughout an episode."""
-    slips: float = field(default=0.0, metadata=within(0, 1))
-    """Probability that up to three wrong tokens begin at a token of a query or ranking, to be read but not imitated."""
     learning_rate: float = field(default=1e-3, metadata=within(0, 1, above=True))
     """Peak learning rate of behaviour cloning."""
     lazy: float = field(default=0.0, metadata=within(0, 1))

@@ -236,8 +236,8 @@ class _Play:
     def _line(self, doc_id: str) -> str:
         """What the last observation says of `doc_id` after its title, if it names links: start of the text, and names.
 
-        Copied from one place, and it begins as the question's quotation does: names alone, which begin alike all over
-        an observation, are copied wrongly ten times as often.
+        It begins as the question's quotation does, and all of it is copied from one place. Names alone begin alike all
+        over an observation, so that a policy would have to know where to copy from before it has written anything.
         """
         head = f"[{self.episode.references.number(doc_id)}] "
         line = next((line for line in self.observation.split("\n") if line.startswith(head)), "")

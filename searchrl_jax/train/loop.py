@@ -163,7 +163,6 @@ class _Run:
             self.row_shapes,
             copy_steps=config.copy_steps,
             scrambled=config.scrambled,
-            slips=config.slips,
         )
         checkpoints = self._checkpointer("warmup")
         newest = checkpoints.latest()

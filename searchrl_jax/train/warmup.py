@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import optax
-from jaxtyping import Bool, Int32
+from jaxtyping import Int32
 
 from searchrl_jax.config.schema import WarmupConfig
 from searchrl_jax.data.schema import Task
@@ -41,7 +41,8 @@ class Scrambler:
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        fixed = {*_syntax(tokenizer), *tokenizer.encode(LINKS_WORD)}
+        fixed = {*tokenizer.control_ids.values(), *tokenizer.header_ids.values(), *tokenizer.scaffold_ids.values()}
+        fixed.update(tokenizer.encode(LINKS_WORD))
         pieces = [tokenizer.decode([id_]) for id_ in range(tokenizer.vocab_size)]
         words = [i for i, piece in enumerate(pieces) if i not in fixed and any(map(str.isalpha, piece))]
         self._classes = [
@@ -50,50 +51,15 @@ class Scrambler:
         ]
         self._identity = np.arange(tokenizer.vocab_size, dtype=np.int32)
 
-    def __call__(self, ids: Int32[np.ndarray, " L"], rng: np.random.Generator) -> Int32[np.ndarray, " L"]:
-        """`ids` under a random permutation of the pieces of each class."""
+    def __call__(
+        self, ids: Int32[np.ndarray, " L"], rng: np.random.Generator, kept: Sequence[int] = ()
+    ) -> Int32[np.ndarray, " L"]:
+        """`ids` under a random permutation of the pieces of each class, but for those in `kept`."""
         table = self._identity.copy()
         for members in self._classes:
-            table[members] = rng.permutation(members)
+            renamed = np.setdiff1d(members, kept)
+            table[renamed] = rng.permutation(renamed)
         return table[ids]
-
-
-class Slips:
-    """Wrong tokens in a turn, which the policy reads as its own and does not imitate.
-
-    A policy that has only ever read right tokens does not know how to go on after a wrong one: it repeats it until the
-    token limit. So up to three tokens in a row are replaced, by random ones or by the token before them, and left out
-    of the loss; what follows them is imitated as before. All but words stays: the syntax of a call, and rankings.
-
-    Source:
-        Laskey et al. 2017, arXiv:1703.09327 (noise in the demonstrator's actions, DART).
-    """
-
-    def __init__(self, tokenizer: Tokenizer, share: float) -> None:
-        """`share`: probability that a slip begins at a token."""
-        syntax = _syntax(tokenizer)
-        pieces = {i: tokenizer.decode([i]) for i in range(tokenizer.vocab_size) if i not in syntax}
-        self._words = np.array([i for i, piece in pieces.items() if any(map(str.isalpha, piece))], np.int32)
-        self.share = share
-
-    def __call__(
-        self, ids: Int32[np.ndarray, " L"], is_action: Bool[np.ndarray, " L"], rng: np.random.Generator
-    ) -> tuple[Int32[np.ndarray, " L"], Bool[np.ndarray, " L"]]:
-        """`ids` with slips, and the actions without them."""
-        ids, is_imitated = ids.copy(), is_action.copy()
-        may_slip = is_action & np.isin(ids, self._words)
-        for begin in np.flatnonzero(may_slip & (rng.random(len(ids)) < self.share)):
-            repeats = rng.random() < 0.5
-            for t in range(begin, min(begin + int(rng.integers(1, 4)), len(ids))):
-                if not may_slip[t]:
-                    break
-                ids[t] = ids[t - 1] if repeats and may_slip[t - 1] else rng.choice(self._words)
-                is_imitated[t] = False
-        return ids, is_imitated
-
-
-def _syntax(tokenizer: Tokenizer) -> set[int]:
-    return {*tokenizer.control_ids.values(), *tokenizer.header_ids.values(), *tokenizer.scaffold_ids.values()}
 
 
 class DemonstrationStream:
@@ -112,29 +78,36 @@ class DemonstrationStream:
         *,
         copy_steps: int,
         scrambled: float,
-        slips: float,
     ) -> None:
         """Args:
         tasks: training tasks; each demonstration is of one drawn at random.
         shapes: of micro-batches; an update takes one of the first shape, and more where a demonstration needs another.
         copy_steps: first updates, which take random sequences.
         scrambled: share of the demonstrations whose words are scrambled.
-        slips: probability that a slip begins at a token of a query or a ranking.
         """
         self.demonstrator, self.tasks, self.seed, self.shapes = demonstrator, tasks, seed, shapes
         self.copy_steps, self.scrambled = copy_steps, scrambled
         self.scramble = Scrambler(demonstrator.dialect.tokenizer)
-        self.slip = Slips(demonstrator.dialect.tokenizer, slips)
         self.next = 0
 
     def demonstration(self, n: int) -> Sample:
         """The n-th."""
         rng = np.random.default_rng([self.seed, n])
-        demo = self.demonstrator.demonstrate(self.tasks[int(rng.integers(len(self.tasks)))], rng)
-        ids = self.scramble(demo.token_ids, rng) if rng.random() < self.scrambled else demo.token_ids
-        ids, is_imitated = self.slip(ids, demo.is_action, rng)
+        task = self.tasks[int(rng.integers(len(self.tasks)))]
+        demo = self.demonstrator.demonstrate(task, rng)
+        ids = demo.token_ids
+        if rng.random() < self.scrambled:
+            ids = self.scramble(ids, rng, self._frame(task))
         zeros = np.zeros(len(ids), np.float32)
-        return Sample(ids, is_imitated, zeros, zeros)
+        return Sample(ids, demo.is_action, zeros, zeros)
+
+    def _frame(self, task: Task) -> list[int]:
+        """The pieces of the question around what it quotes: they say what is asked, so they keep their meaning."""
+        quoted = [str(task.metadata[name]) for name in ("description", "target_description") if name in task.metadata]
+        frame = task.query if quoted else ""
+        for text in quoted:
+            frame = frame.replace(text, "")
+        return self.demonstrator.dialect.tokenizer.encode(frame)
 
     def batch(self, update: int) -> list[Rows]:
         """The micro-batches of `update`, counted from 1. In order: it uses demonstrations up."""

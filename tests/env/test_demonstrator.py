@@ -68,8 +68,7 @@ def test_good_reads_a_page_and_searches_for_the_names_on_it() -> None:
     found = calls(demonstration)
     assert [call.name for call in found] == [TOOLS[0], TOOLS[0], "submit"]
     assert found[1].arguments["query"].split() == "Peel a red fruit. See tiny.pear plum".split()
-    lazy = demonstrator(LAZY).demonstrate(task, np.random.default_rng(0))
-    assert demonstration.reward is not None and lazy.reward is not None and demonstration.reward > lazy.reward
+    assert demonstration.reward is not None and demonstration.reward > 0.8
 
 
 def test_lazy_searches_once() -> None:
