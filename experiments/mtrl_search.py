@@ -53,13 +53,21 @@ def config(scale: str) -> Experiment:
             see_also=3,
         ),
         model=ModelConfig(
-            num_layers=4, model_dim=192, ff_dim=512, num_heads=4, num_kv_heads=2, head_dim=48, vocab_size=2048, conv_width=6
+            num_layers=4,
+            model_dim=192,
+            ff_dim=512,
+            num_heads=4,
+            num_kv_heads=2,
+            head_dim=48,
+            vocab_size=2048,
+            conv_width=6,
         ),
         warmup=WarmupConfig(
             steps=1000,
             learning_rate=2e-3,
             copy_steps=75,
             scrambled=0.8,
+            slips=0.2,
             lazy=0.35,
             rambling=0.07,
             overlong=0.07,

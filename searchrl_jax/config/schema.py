@@ -229,6 +229,8 @@ class WarmupConfig(Checked):
     """Peak learning rate of behaviour cloning."""
     lazy: float = field(default=0.0, metadata=within(0, 1))
     """Share of demonstrations that stop after one search."""
+    slips: float = field(default=0.0, metadata=within(0, 1))
+    """Share of queries that break off with a few wrong tokens, which are read but not imitated, and are closed."""
     rambling: float = field(default=0.0, metadata=within(0, 1))
     """Share of demonstrations that search on until the turn limit."""
     overlong: float = field(default=0.0, metadata=within(0, 1))

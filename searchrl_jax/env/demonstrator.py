@@ -11,6 +11,10 @@ group, and a group without variance teaches nothing.
     overlong  pastes what it found into a query to the second tool until the token limit of the turn; it repeats
               nothing, since demonstrations that repeat themselves teach loops that reinforcement learning does not unlearn
 
+A query may *slip*: it breaks off with a few wrong tokens, is closed, and then asked again. The wrong tokens are in the
+episode but not to be imitated; what follows them is. A policy that has only ever read what is right repeats a wrong
+token until the turn's limit.
+
 The flawed second searches use the second tool and the good ones the first, so that the choice of the tool tells them
 apart: where both begin alike, the penalty of the one teaches the policy not to search again at all.
 """
@@ -34,7 +38,10 @@ GOOD, LAZY, RAMBLING, OVERLONG = "good", "lazy", "rambling", "overlong"
 
 @dataclass(frozen=True)
 class Demonstration:
-    """One episode, token by token; `is_action` is true on what a policy would have sampled."""
+    """One episode, token by token; `is_action` is true on what a policy would have sampled.
+
+    `is_imitated` is true on the part of it that a policy is to learn: all but the wrong tokens of a slip.
+    """
 
     task_id: str
     style: str
@@ -42,6 +49,7 @@ class Demonstration:
     reward: float | None
     token_ids: Int32[np.ndarray, " L"]
     is_action: Bool[np.ndarray, " L"]
+    is_imitated: Bool[np.ndarray, " L"]
 
 
 class Demonstrator:
@@ -58,15 +66,22 @@ class Demonstrator:
         documents: Sequence[Document],
         shares: Mapping[str, float],
         *,
+        slips: float = 0.0,
         query_words: int = 12,
     ) -> None:
         """Args:
         shares: probability of each style; they sum to 1.
+        slips: probability that a query slips.
         query_words: words of a quotation that a query takes at most.
         """
         if abs(sum(shares.values()) - 1) > 1e-6 or min(shares.values()) < 0:
             raise ValueError(f"expected shares of styles that sum to 1, got {dict(shares)}; correct warmup.*")
-        self.env, self.dialect, self.query_words = env, dialect, query_words
+        self.env, self.dialect, self.slips, self.query_words = env, dialect, slips, query_words
+        tokenizer = dialect.tokenizer
+        syntax = {*tokenizer.control_ids.values(), *tokenizer.header_ids.values(), *tokenizer.scaffold_ids.values()}
+        pieces = {id_: tokenizer.decode([id_]) for id_ in range(tokenizer.vocab_size) if id_ not in syntax}
+        self.syntax = np.array(sorted(syntax))
+        self.words = np.array([id_ for id_, piece in pieces.items() if piece.strip().isalpha()])
         self.documents = {document.doc_id: document for document in documents}
         self.styles, self.shares = list(shares), np.array(list(shares.values()))
 
@@ -85,6 +100,7 @@ class Demonstrator:
             reward=result.reward,
             token_ids=np.array(play.token_ids, np.int32),
             is_action=np.array(play.is_action, bool),
+            is_imitated=np.array(play.is_imitated, bool),
         )
 
 
@@ -96,9 +112,10 @@ class _Play:
         self.episode: Episode = demonstrator.env.start(task)
         self.token_ids = demonstrator.dialect.render_prompt(self.episode.question)
         self.is_action = [False] * len(self.token_ids)
+        self.is_imitated = list(self.is_action)
         self.bm25, *self.others = list(demonstrator.env.retrievers)
         self.second = self.others[0] if self.others else self.bm25
-        self.observation = ""
+        self.observations: list[str] = []
 
     # ---------------------------------------------------------------- styles
 
@@ -149,7 +166,7 @@ class _Play:
         if self.episode.done:
             return
         limit = self.d.env.limits.max_tokens_per_turn
-        words = [word for word in self.observation.split() if not set(word) & ODD_CHARACTERS]
+        words = [word for word in self.observations[-1].split() if not set(word) & ODD_CHARACTERS]
         ids = self.d.dialect.render_call(search_call(self.second, " ".join(words)))
         if len(ids) <= limit:  # it found too little to fill the turn: other documents go on where it ends
             texts = (self.d.documents[doc_id].text for doc_id in self.rng.permutation(sorted(self.d.documents))[:limit])
@@ -167,9 +184,37 @@ class _Play:
 
     def _search(self, tool: str, query: str) -> list[str]:
         """Documents in the observation, best first; none where the only turn left is needed to submit."""
-        if self.episode.done or self.episode.turn >= self.d.env.limits.max_turns - 1:
-            return []
-        return self._call(self._search_call(tool, self._cut(query)))
+        call = self._search_call(tool, self._cut(query))
+        shown: list[str] = []
+        if self._may_search() and self.rng.random() < self.d.slips:
+            shown = self._slip(call)
+        return self._call(call) if self._may_search() else shown
+
+    def _may_search(self) -> bool:
+        return not self.episode.done and self.episode.turn < self.d.env.limits.max_turns - 1
+
+    def _slip(self, call: Call) -> list[str]:
+        """Makes `call` with a query that breaks off: after some of its tokens come up to six wrong ones, and its end.
+
+        Source:
+            Laskey et al. 2017, arXiv:1703.09327 (DART): noise in a demonstrator's actions shows how to recover.
+        """
+        ids, rng, count = self.d.dialect.render_call(call), self.rng, int(self.rng.integers(1, 4))
+        query = np.flatnonzero(~np.isin(ids, self.d.syntax))
+        begin = int(rng.choice(query[1:])) if len(query) > 1 else int(query[0])
+        anything = rng.choice(self.d.words, count)
+        again = np.repeat(ids[begin - 1], count)
+        start = int(rng.integers(len(self.token_ids)))
+        elsewhere = np.array(self.token_ids[start : start + 2 * count])
+        wrong = (anything, again, elsewhere)[int(rng.integers(3))].tolist()
+        written = [*ids[:begin], *wrong, *ids[int(query[-1]) + 1 :]]
+        slipped = self.d.dialect.parse(written)
+        if not isinstance(slipped, Call) or len(written) > self.d.env.limits.max_tokens_per_turn:
+            return []  # what slipped in is syntax, or does not fit: no slip
+        first = len(self.token_ids) + begin
+        shown = self._call(slipped, written)
+        self.is_imitated[first : first + len(wrong)] = [False] * len(wrong)
+        return shown
 
     def _submit(self, doc_ids: Sequence[str]) -> None:
         """Submits; with nothing to submit, all that is left is to search on."""
@@ -181,9 +226,9 @@ class _Play:
         references = self.episode.references
         self._call(submit_call([references.number(doc_id) for doc_id in doc_ids]))
 
-    def _call(self, call: Call) -> list[str]:
-        """Documents that the call's observation shows."""
-        if not self._write(self.d.dialect.render_call(call)):
+    def _call(self, call: Call, ids: Sequence[int] | None = None) -> list[str]:
+        """Documents that the observation of `call` shows; it is written as `ids`, if given."""
+        if not self._write(self.d.dialect.render_call(call) if ids is None else ids):
             return []
         result = self.episode.step(call)
         if result.status is None:
@@ -193,7 +238,8 @@ class _Play:
                 return []
             self.token_ids += observation
             self.is_action += [False] * len(observation)
-            self.observation = result.observation
+            self.is_imitated += [False] * len(observation)
+            self.observations.append(result.observation)
         return list(result.shown)
 
     def _write(self, ids: Sequence[int]) -> bool:
@@ -203,6 +249,7 @@ class _Play:
         written = list(ids[:room])
         self.token_ids += written
         self.is_action += [True] * len(written)
+        self.is_imitated += [True] * len(written)
         if len(ids) > room:
             self.episode.fail(TOKEN_LIMIT if room == limits.max_tokens_per_turn else CONTEXT_LIMIT)
         return len(ids) <= room
@@ -234,14 +281,14 @@ class _Play:
         return " ".join(words)
 
     def _line(self, doc_id: str) -> str:
-        """What the last observation says of `doc_id` after its title, if it names links: start of the text, and names.
+        """What was read of `doc_id` after its title, if that names links: start of the text, and names.
 
         It begins as the question's quotation does, and all of it is copied from one place. Names alone begin alike all
         over an observation, so that a policy would have to know where to copy from before it has written anything.
         """
         head = f"[{self.episode.references.number(doc_id)}] "
-        line = next((line for line in self.observation.split("\n") if line.startswith(head)), "")
-        details = line.partition(": ")[2]
+        lines = (line for observation in self.observations for line in observation.split("\n"))
+        details = next((line for line in lines if line.startswith(head)), "").partition(": ")[2]
         if f"{LINKS_WORD} " not in details:
             return ""
         words = details.split()

@@ -155,7 +155,7 @@ class _Run:
         state = init_state(params, optimizer)
         shardings = self._shardings(state)
         state = jax.device_put(state, shardings)
-        demonstrator = Demonstrator(work.env, work.dialect, work.documents, shares_of(config))
+        demonstrator = Demonstrator(work.env, work.dialect, work.documents, shares_of(config), slips=config.slips)
         stream = DemonstrationStream(
             demonstrator,
             work.tasks["train"],

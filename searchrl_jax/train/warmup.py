@@ -99,7 +99,7 @@ class DemonstrationStream:
         if rng.random() < self.scrambled:
             ids = self.scramble(ids, rng, self._frame(task))
         zeros = np.zeros(len(ids), np.float32)
-        return Sample(ids, demo.is_action, zeros, zeros)
+        return Sample(ids, demo.is_imitated, zeros, zeros)
 
     def _frame(self, task: Task) -> list[int]:
         """The pieces of the question around what it quotes: they say what is asked, so they keep their meaning."""

@@ -62,7 +62,9 @@ def test_a_hit_cut_to_its_title_is_described_when_it_fits():
 
 def test_a_name_is_shortened_by_the_parent_of_the_name_before_it():
     links = ["numpy.polyval", "numpy.poly1d", "numpy.ma.polyfit", "numpy.roots", "roots", "poly"]
-    text, _ = render_hits([Document("d", "text", "name", {"see_also": links})], References(), (), layout(words=0, see_also=9))
+    text, _ = render_hits(
+        [Document("d", "text", "name", {"see_also": links})], References(), (), layout(words=0, see_also=9)
+    )
     assert text.split("\n")[0] == "[1] name See numpy.polyval poly1d numpy.ma.polyfit numpy.roots roots poly"
 
 

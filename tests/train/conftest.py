@@ -36,6 +36,7 @@ SETTINGS: dict[str, Any] = {
     "warmup.steps": 70,
     "warmup.copy_steps": 10,
     "warmup.scrambled": 0.1,
+    "warmup.slips": 0.1,
     "warmup.learning_rate": 2e-2,
     "warmup.lazy": 0.8,
     "warmup.rambling": 0.0,
