@@ -8,8 +8,8 @@ group, and a group without variance teaches nothing.
               pages that it points to (or with the second quotation), submits what came back, in its order
     lazy      searches once and submits what came back, in its order
     rambling  asks the second tool the same again, until the turn limit
-    overlong  pastes what it found into a query to the second tool until the token limit of the turn; it repeats
-              nothing, since demonstrations that repeat themselves teach loops that reinforcement learning does not unlearn
+    overlong  pastes what it found into a query to the second tool until the token limit of the turn; it does not go in
+              circles, since demonstrations that do teach loops that reinforcement learning hardly unlearns
 
 A query may *slip*: it breaks off with a few wrong tokens, is closed, and then asked again. The wrong tokens are in the
 episode but not to be imitated; what follows them is. A policy that has only ever read what is right repeats a wrong
@@ -166,7 +166,7 @@ class _Play:
         if self.episode.done:
             return
         limit = self.d.env.limits.max_tokens_per_turn
-        words = [word for word in self.observations[-1].split() if not set(word) & ODD_CHARACTERS]
+        words = [word for word in " ".join(self.observations[-1:]).split() if not set(word) & ODD_CHARACTERS]
         ids = self.d.dialect.render_call(search_call(self.second, " ".join(words)))
         if len(ids) <= limit:  # it found too little to fill the turn: other documents go on where it ends
             texts = (self.d.documents[doc_id].text for doc_id in self.rng.permutation(sorted(self.d.documents))[:limit])

@@ -15,6 +15,7 @@ from searchrl_jax.text.hermes import Call
 
 DIALECT = tiny_dialect()
 LIMITS = Limits(max_turns=4, max_tokens_per_turn=40, max_tokens_per_episode=400)
+ROOMY = Limits(max_turns=6, max_tokens_per_turn=60, max_tokens_per_episode=900)
 
 
 def demonstrator(style: str, limits: Limits = LIMITS, env: SearchEnv | None = None) -> Demonstrator:
@@ -67,7 +68,7 @@ def test_good_reads_a_page_and_searches_for_the_names_on_it() -> None:
     demonstration = demonstrator(GOOD).demonstrate(task, np.random.default_rng(0))
     found = calls(demonstration)
     assert [call.name for call in found] == [TOOLS[0], TOOLS[0], "submit"]
-    assert found[1].arguments["query"].split() == "Peel a red fruit. See tiny.pear plum".split()
+    assert found[1].arguments["query"].split() == ["Peel", "a", "red", "fruit.", "See", "tiny.pear", "plum"]
     assert demonstration.reward is not None and demonstration.reward > 0.8
 
 
@@ -97,6 +98,30 @@ def test_overlong_fills_its_turn_with_what_it_has_read() -> None:
         triples = list(zip(pasted, pasted[1:], pasted[2:], strict=False))[:-1]
         assert pasted[0] in read and len(set(triples)) == len(triples)
         assert f'"name": "{TOOLS[1]}"' in DIALECT.tokenizer.decode(last)
+
+
+def test_a_slip_is_closed_asked_again_and_not_imitated() -> None:
+    d = Demonstrator(tiny_env(DIALECT, ROOMY), DIALECT, tiny_documents(), {GOOD: 1.0}, slips=1.0)
+    clean, slipped = demonstrator(GOOD, ROOMY), 0
+    for task in tiny_tasks():
+        for seed in range(3):
+            demonstration = d.demonstrate(task, np.random.default_rng(seed))
+            expected = clean.demonstrate(task, np.random.default_rng(seed))
+            assert demonstration.status == "submitted"
+            assert not (demonstration.is_imitated & ~demonstration.is_action).any()
+            is_wrong = demonstration.is_action & ~demonstration.is_imitated
+            begins = np.flatnonzero(is_wrong & ~np.roll(is_wrong, 1))
+            slipped += len(begins)
+            runs = np.split(is_wrong, np.flatnonzero(np.diff(is_wrong)) + 1)
+            assert all(1 <= len(run) <= 6 for run in runs if run[0])
+            # Every call is made as written, and the right one follows each slip.
+            queries = [call.arguments["query"] for call in calls(demonstration)[:-1]]
+            right = [call.arguments["query"] for call in calls(expected)[:-1]]
+            assert len(queries) == len(right) + len(begins)
+            assert queries[-1] == right[-1]
+    assert slipped > 50
+    for demonstration in played(GOOD):
+        np.testing.assert_array_equal(demonstration.is_imitated, demonstration.is_action)
 
 
 def test_actions_are_marked_exactly() -> None:
