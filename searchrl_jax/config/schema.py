@@ -190,8 +190,8 @@ class OptimizerConfig(Checked):
     state_dtype: Literal["float32", "bfloat16"] = "float32"
     """How Adam's two running means are stored between updates; bfloat16 halves their memory."""
     remat: bool = False
-    """Compute each block of the decoder again in the backward pass in place of keeping its activations: a third more
-    work, and memory for one block in place of all."""
+    """In reinforcement learning, compute each block of the decoder again in the backward pass in place of keeping its
+    activations: a third more work, and memory for one block in place of all."""
 
     def check(self) -> None:
         """What bfloat16 stores must change by more than it rounds."""

@@ -25,14 +25,12 @@ class Diagnostics(NamedTuple):
 
     ratio_mean: of pi_new / pi_old. On its own samples a policy's expectation of it is 1, whatever the distance.
     ratio_max: its maximum; combine by maximum. 0 if there is no action token.
-    ratio_counts: tokens by log-ratio, for `ratio_quantile`; add up.
     clipped_share: share of tokens whose ratio lies outside the bounds, whatever the sign of their advantage.
     approx_kl: k3 estimate of KL(old || current), in nats per token.
     """
 
     ratio_mean: Pair
     ratio_max: Float[Array, ""]
-    ratio_counts: Float[Array, " bins"]
     clipped_share: Pair
     approx_kl: Pair
 
@@ -60,13 +58,17 @@ def diagnostics(
     return Diagnostics(
         ratio_mean=aggregate(ratio, is_action, "token_mean"),
         ratio_max=jnp.max(jnp.where(is_action, ratio, 0.0), initial=0.0),
-        ratio_counts=_counts(log_ratio(logprob, behavior_logprob, is_action), is_action),
         clipped_share=aggregate(is_clipped, is_action, "token_mean"),
         approx_kl=aggregate(k3(behavior_logprob, logprob, is_action), is_action, "token_mean"),
     )
 
 
-def _counts(log_ratios: Float[Array, "B L"], is_action: Bool[Array, "B L"]) -> Float[Array, " bins"]:
+def ratio_counts(
+    logprob: Float[Array, "B L"], behavior_logprob: Float[Array, "B L"], is_action: Bool[Array, "B L"]
+) -> Float[Array, " bins"]:
+    """Action tokens by the logarithm of their ratio: the histogram that `ratio_quantile` reads. Add it up over
+    micro-batches and devices."""
+    log_ratios = jax.lax.stop_gradient(log_ratio(logprob, behavior_logprob, is_action))
     index = jnp.clip(jnp.round(log_ratios / BIN_WIDTH), -BINS_PER_SIDE, BINS_PER_SIDE).astype(jnp.int32) + BINS_PER_SIDE
     return jnp.zeros(2 * BINS_PER_SIDE + 1).at[index].add(jnp.where(is_action, 1.0, 0.0))
 
@@ -75,7 +77,7 @@ def ratio_quantile(counts: Float[np.ndarray, " bins"], q: float) -> float:
     """The least ratio that a share `q` of the tokens doesn't exceed, to 0.25 %; 0 if there are no tokens.
 
     Args:
-        counts: `Diagnostics.ratio_counts`, added up over the batch.
+        counts: of `ratio_counts`, added up over the batch.
         q: in (0, 1].
     """
     below = np.cumsum(np.asarray(counts, np.float64))

@@ -71,14 +71,17 @@ class Trajectory:
 
     @property
     def rewards_by_turn(self) -> tuple[float, ...]:
-        """What each turn was paid: `turn_rewards`, or else nothing until the last, which gets the reward.
+        """What each turn was paid: `turn_rewards`, or else nothing until the last, which gets the reward; nothing at
+        all where the rollout is masked.
 
         Raises:
             ValueError: `turn_rewards` names another number of turns than were played.
         """
         turns = int(self.turn[self.is_action].max(initial=-1)) + 1
+        if self.reward is None:
+            return (0.0,) * turns
         if not self.turn_rewards:
-            return (0.0,) * (turns - 1) + (self.reward or 0.0,) * (turns > 0)
+            return (0.0,) * (turns - 1) + (float(self.reward),) * (turns > 0)
         if len(self.turn_rewards) != turns:
             raise ValueError(
                 f"rollout {self.uid} of task {self.task_id!r}: expected a reward for each of its {turns} turns, got "

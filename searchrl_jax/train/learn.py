@@ -91,7 +91,11 @@ def batch_of(groups: Groups, config: RLConfig) -> Batch:
         turn_tokens[n] = np.bincount(turn[n, :count], minlength=turns)
     is_turn = np.array([np.arange(turns) < len(paid) for paid in by_turn])
     rewards = np.array([0.0 if t.reward is None else t.reward for t in flat], np.float32)
-    is_valid = np.array([t.is_valid for t in flat]) & np.isfinite(turn_rewards).all(axis=1) & np.isfinite(rewards)
+    is_valid = (
+        np.array([t.is_valid and t.reward is not None for t in flat])
+        & np.isfinite(turn_rewards).all(axis=1)
+        & np.isfinite(rewards)
+    )
     table = (*shape, turns)
     batch = Batch(
         rewards=np.where(is_valid, rewards, 0).reshape(shape),

@@ -103,7 +103,7 @@ class Learner:
 
     @property
     def params(self) -> Params:
-        """The policy's parameters."""
+        """The policy's parameters. The next `learn` takes their memory: whoever reads them during it needs a copy."""
         return self.state.params
 
     def learn(self, groups: Groups, step: int) -> dict[str, float]:

@@ -16,7 +16,7 @@ from searchrl_jax.models.decoder import Params, forward, unembed
 from searchrl_jax.models.value import estimate
 from searchrl_jax.ops.sampling import processed_log_probs
 from searchrl_jax.rl.aggregate import aggregate
-from searchrl_jax.rl.diagnostics import BINS_PER_SIDE, diagnostics, ratio_quantile
+from searchrl_jax.rl.diagnostics import BINS_PER_SIDE, diagnostics, ratio_counts, ratio_quantile
 from searchrl_jax.rl.losses import DEFAULT_BOUNDS, LOSSES, value_loss
 from searchrl_jax.rl.ratios import k3, reference_penalty
 from searchrl_jax.rollout.batch import Rows
@@ -152,7 +152,7 @@ def loss_sums(
         "clipped_share": found.clipped_share[0],
         "approx_kl": of_tokens(behavior_kl)[0],
         "ratio_max": found.ratio_max,
-        "ratio_counts": found.ratio_counts,
+        "ratio_counts": ratio_counts(logprob, rows.proximal_logprob, rows.is_action),
     }
     if spec.has_reference:
         metrics["reference_kl"] = of_tokens(k3(logprob, rows.reference_logprob, rows.is_action))[0]

@@ -93,6 +93,8 @@ def test_a_reward_that_is_no_number_masks_its_rollout_alone(missing: float) -> N
     advantages, is_trained = advantages_of(groups)
     assert is_trained.tolist() == [[True, True, True, False]]
     np.testing.assert_array_equal(advantages[0, :3], advantages_of(groups_of([1.0, 0.0, 0.5]))[0][0])
+    groups[0][3] = trajectory(None, status="submitted")
+    assert batch_of(groups, CONFIG).is_trained.tolist() == [[True, True, True, False]]
     groups[0][3] = trajectory(1.0, turn_rewards=(missing, 1.0))
     assert batch_of(groups, RLConfig(advantage_method="monte_carlo")).is_trained.tolist() == [[True, True, True, False]]
 
@@ -164,6 +166,19 @@ def test_a_group_equal_in_sum_may_differ_in_its_turns() -> None:
     assert batch_of([[one, other]], config).is_trained.all()
     assert not batch_of([[one, one]], config).is_trained.any()
     assert not batch_of([[one, other]], RLConfig(advantage_method="group_based")).is_trained.any()
+
+
+def test_leaving_flat_groups_out_scales_gpg_as_its_paper_does() -> None:
+    """alpha = B / (B - M) on the mean over all rollouts is the mean over those in groups with a spread."""
+    groups = groups_of([1.0, 0.0, 0.25], [0.5, 0.5, 0.5], [-1.0, 0.0, None], [0.0, 0.0, 0.0])
+    config = RLConfig(advantage_method="gpg")
+    batch = batch_of(groups, config)
+    table, _ = group_advantages(batch, config)
+    per_token = table / batch.trained_tokens.sum()
+    everyone = batch.is_valid.reshape(-1, 1) & batch.is_action
+    paper = np.asarray(ADVANTAGES["gpg"](batch.rewards, is_valid=batch.is_valid)).reshape(-1, 1) * everyone
+    np.testing.assert_allclose(per_token, paper / everyone.sum(), rtol=1e-5, atol=1e-8)
+    assert paper[0, 0] == pytest.approx(11 / 5 * (1 - 1.25 / 3), rel=1e-5)
 
 
 def test_a_penalty_does_not_revive_a_group_without_variance() -> None:  # fault 20
