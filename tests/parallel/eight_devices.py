@@ -56,7 +56,7 @@ def ragged():
     for actions in (1, 90, 7, 90, 1, 30):
         is_action = np.arange(actions + 3) > 2
         numbers = rng.normal(size=(6, len(is_action))).astype(np.float32)
-        numbers[:3] -= 4
+        numbers[:3] = 0.3 * numbers[:3] - 4  # log-probabilities
         behavior, proximal, reference, advantage, value, target = numbers
         ids = rng.integers(0, 60, len(is_action))
         samples.append(Sample(ids, is_action, behavior, advantage, None, proximal, reference, value, target))

@@ -145,16 +145,16 @@ def test_groups_that_teach_nothing_make_no_update() -> None:
 
 
 def test_the_critic_warms_up_alone_and_comes_to_explain_the_returns() -> None:
-    settings = {"rl__advantage_method": "gae", "optimizer__value_learning_rate": 0.05, "rl__critic_warmup_steps": 12}
+    settings = {"rl__advantage_method": "gae", "optimizer__value_learning_rate": 0.01, "rl__critic_warmup_steps": 30}
     learner, state = made(**settings)
     learner.state = jax.tree.map(jnp.copy, state)
-    rows = [learner.learn(groups(), step) for step in range(1, 13)]
+    rows = [learner.learn(groups(), step) for step in range(1, 31)]
     assert difference(learner.params, BASE) == 0
     assert difference(learner.state.opt_state, state.opt_state) == 0
     explained = [row["learner/explained_variance"] for row in rows]
     assert explained[0] == pytest.approx(0, abs=1e-5) and explained[-1] > 0.5
     assert rows[-1]["learner/value_loss"] < rows[0]["learner/value_loss"] / 2
-    learner.learn(groups(), 13)
+    learner.learn(groups(), 31)
     assert difference(learner.params, BASE) > 0
 
 
@@ -177,11 +177,11 @@ def test_the_value_loss_reaches_the_trunk_only_if_asked(coefficient: float, monk
 
 @pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
 def test_the_divergence_in_the_loss_pulls_towards_the_reference(estimator: str) -> None:  # fault 17
-    settings = {"rl__kl_coef": 1.0, "rl__kl_estimator": estimator, "rl__advantage_normalization": False}
-    learner, state = made(**settings, optimizer__adam_beta2=0.99)
-    learner.config = replace(learner.config, advantage_method="monte_carlo")
+    # Steps small enough for the slope to tell where they lead.
+    learner, state = made(rl__kl_coef=1.0, rl__kl_estimator=estimator, optimizer__learning_rate=3e-5)
+    learner.config = replace(learner.config, advantage_method="monte_carlo", advantage_normalization=False)
     noisy = jax.tree.map(lambda x: x + 0.02 * jax.random.normal(jax.random.key(3), x.shape), state.params)
-    learner.state = state.replace(params=noisy, opt_state=jax.tree.map(jnp.copy, state.opt_state))
+    learner.state = jax.tree.map(jnp.copy, state.replace(params=noisy))
     # Rewards of 0: the divergence is all that there is.
     metrics = learner.learn(groups(flat=True), 1)
     assert metrics["learner/reference_kl"] > 1e-3 and metrics["learner/grad_norm"] > 0
@@ -211,7 +211,8 @@ def test_the_learner_s_own_log_probabilities_take_the_sampler_s_place() -> None:
     assert off["learner/ratio_max"] > 1.2 and off["learner/clipped_share"] > 0.2
     found = learner_with(rl__proximal_policy="learner").learn(groups(0.3), 1)
     assert found["learner/ratio_max"] == pytest.approx(1, abs=1e-4) and found["learner/clipped_share"] == 0
-    assert found["learner/approx_kl"] == pytest.approx(off["learner/approx_kl"], rel=1e-4) > 1e-3
+    assert found["learner/approx_kl"] == pytest.approx(off["learner/approx_kl"], rel=1e-4)
+    assert off["learner/approx_kl"] > 1e-3
 
 
 def test_weights_to_the_proximal_policy_and_ratios_from_it_make_the_whole_ratio() -> None:
@@ -263,7 +264,7 @@ def test_the_value_of_the_loss_by_hand(how: str) -> None:
 
 
 def test_the_entropy_bonus_raises_the_entropy() -> None:
-    learner, state = made(rl__entropy_coef=1.0)
+    learner, state = made(rl__entropy_coef=1.0, optimizer__learning_rate=1e-4)
     learner.config = replace(learner.config, advantage_method="monte_carlo", advantage_normalization=False)
     learner.state = jax.tree.map(jnp.copy, state)
     found = [learner.learn(groups(flat=True), step)["learner/entropy"] for step in (1, 2, 3)]
