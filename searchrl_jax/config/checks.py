@@ -25,8 +25,19 @@ def element_type(annotation: Any) -> Any:
     return typing.get_args(annotation)[0] if typing.get_origin(annotation) is tuple else annotation
 
 
+def without_none(annotation: Any) -> tuple[Any, bool]:
+    """T and true for a field annotated `T | None`; the annotation itself and false for any other."""
+    arguments = typing.get_args(annotation)
+    if type(None) not in arguments:
+        return annotation, False
+    return next(argument for argument in arguments if argument is not type(None)), True
+
+
 def describe(annotation: Any, metadata: Mapping[str, Any]) -> str:
     """What a field accepts, in words: `a number in [0, 1]`, `one of 'ppo', 'cispo'`."""
+    annotation, is_optional = without_none(annotation)
+    if is_optional:
+        return f"{describe(annotation, metadata)}, or none"
     if typing.get_origin(annotation) is tuple:
         return f"a list, each {describe(element_type(annotation), metadata)}"
     if typing.get_origin(annotation) is Literal:
@@ -42,7 +53,11 @@ def describe(annotation: Any, metadata: Mapping[str, Any]) -> str:
 
 
 def accepts(value: Any, annotation: Any, metadata: Mapping[str, Any]) -> bool:
-    """Whether `value` has the annotated type (an int passes for a float, a bool for neither) and lies in range."""
+    """Whether `value` has the annotated type (an int passes for a float, a bool for neither) and lies in range; None
+    passes where the annotation has it."""
+    annotation, is_optional = without_none(annotation)
+    if is_optional and value is None:
+        return True
     if typing.get_origin(annotation) is tuple:
         element = element_type(annotation)
         return isinstance(value, tuple) and all(accepts(item, element, metadata) for item in value)

@@ -11,7 +11,7 @@ from typing import Any, Literal, NoReturn
 
 import tyro
 
-from searchrl_jax.config.checks import describe, element_type
+from searchrl_jax.config.checks import describe, element_type, without_none
 from searchrl_jax.config.overlays import Setting, settings, suggestion, with_overrides
 from searchrl_jax.config.schema import Experiment
 
@@ -135,10 +135,13 @@ def _options(argv: Sequence[str]) -> dict[str, list[str]]:
 
 def _value(name: str, setting: Setting, words: list[str]) -> Any:
     """The words given to an option as a value of its field's type; the field's range is checked where it is stored."""
-    is_list = typing.get_origin(setting.annotation) is tuple
+    annotation, is_optional = without_none(setting.annotation)
+    if is_optional and [word.lower() for word in words] == ["none"]:
+        return None
+    is_list = typing.get_origin(annotation) is tuple
     if is_list and len(words) == 1:
         words = words[0].split(",")
-    element = element_type(setting.annotation)
+    element = element_type(annotation)
     if words and (is_list or len(words) == 1):
         if element is str:
             return tuple(words) if is_list else words[0]
@@ -146,7 +149,7 @@ def _value(name: str, setting: Setting, words: list[str]) -> Any:
         readable = [word.title() for word in words] if element is bool else words
         # tyro prints what it refuses, in a box of several lines, even with its console output off
         with contextlib.suppress(SystemExit), contextlib.redirect_stderr(io.StringIO()):
-            return tyro.cli(setting.annotation, args=readable, config=_TYRO, console_outputs=False)
+            return tyro.cli(annotation, args=readable, config=_TYRO, console_outputs=False)
     got = " ".join(words)
     advice = "write --" + name + "=VALUE"
     if typing.get_origin(element) is Literal and (

@@ -39,18 +39,90 @@ class RLConfig(Checked):
         "opo",
         "grpo_passk",
         "gpg",
+        "gae",
     ] = "group_based"
-    """Advantage estimator; group_based is GRPO's."""
+    """Advantage estimator; group_based is GRPO's, gae needs no group and trains a value model beside the policy."""
     loss_fn: Literal["importance_sampling", "ppo", "cispo"] = "ppo"
     """Policy-gradient loss."""
-    clip_low_threshold: float = field(default=0.8, metadata=within(0, 1))
-    """Lower bound on the ratio new policy / behaviour policy: the bound itself, not a distance from 1."""
-    clip_high_threshold: float = field(default=1.2, metadata=within(1))
-    """Upper bound on the ratio new policy / behaviour policy."""
-    advantage_normalization: bool = True
-    """Divide advantages by their standard deviation."""
+    clip_low_threshold: float | None = field(default=None, metadata=within(0, 1))
+    """Lower bound on the ratio new policy / proximal policy: the bound itself, not a distance from 1; none for the
+    loss's own (ppo 0.8, cispo 0)."""
+    clip_high_threshold: float | None = field(default=None, metadata=within(1))
+    """Upper bound on the ratio; none for the loss's own (ppo 1.2, cispo 4)."""
+    dual_clip: float | None = field(default=None, metadata=within(1, above=True))
+    """With ppo, bound on the ratio where the advantage is negative; none for no such bound."""
+    advantage_normalization: bool | None = None
+    """Divide advantages by their standard deviation; none for the estimator's own habit."""
+    gamma: float = field(default=1.0, metadata=within(0, 1))
+    """Discount of later rewards, per turn; with gae per action token."""
+    loss_aggregation: Literal["token_mean", "sequence_mean", "constant"] = "token_mean"
+    """Average over action tokens: each counts alike, or each trajectory does, or each token counts as one of the
+    trajectory's token budget."""
     minibatches: int = field(default=1, metadata=within(1))
     """Gradient steps that one batch of rollouts is split into."""
+    proximal_policy: Literal["sampler", "learner"] = "sampler"
+    """Whose log-probabilities the ratio is taken to: the sampler's as recorded, or the learner's at the start of the
+    step (decoupled PPO)."""
+    importance_weight: Literal["none", "token", "sequence"] = "none"
+    """With proximal_policy=learner, weight learner / sampler on the loss of each token: of the token, or of its whole
+    trajectory."""
+    importance_cap: float | None = field(default=2.0, metadata=within(1))
+    """Upper bound on that weight; none for no bound."""
+    kl_coef: float = field(default=0.0, metadata=within(0))
+    """Weight of the divergence from the reference, which is the base policy; 0 for none."""
+    kl_estimator: Literal["k1", "k2", "k3"] = "k3"
+    """Estimator of that divergence from a sampled token."""
+    kl_in: Literal["loss", "reward"] = "loss"
+    """Where the divergence is charged: as a term of the loss, or off the reward of the turn."""
+    entropy_coef: float = field(default=0.0, metadata=within(0))
+    """Weight of the entropy bonus."""
+    gae_lambda: float = field(default=1.0, metadata=within(0, 1))
+    """With gae, decay of the traces; 1 takes whole returns."""
+    value_clip: float | None = field(default=0.2, metadata=within(0, above=True))
+    """With gae, most that a step may move a value before the loss no longer rewards it; none for no bound."""
+    value_trunk_coef: float = field(default=0.0, metadata=within(0))
+    """With gae, weight of the value loss in the gradient of the decoder that the policy shares; 0 stops it."""
+    critic_warmup_steps: int = field(default=0, metadata=within(0))
+    """With gae, first steps that train the value model alone."""
+
+    def check(self) -> None:
+        """A setting that another one leaves unread is refused, lest a run be taken for what it is not."""
+        bounds = (self.clip_low_threshold, self.clip_high_threshold)
+        if self.loss_fn == "importance_sampling" and bounds != (None, None):
+            raise ValueError(
+                "rl.clip_low_threshold, rl.clip_high_threshold: expected none with rl.loss_fn=importance_sampling, "
+                f"which has no bounds, got {bounds}; leave them out or choose another loss"
+            )
+        if self.dual_clip is not None and self.loss_fn != "ppo":
+            raise ValueError(
+                f"rl.dual_clip: expected none with rl.loss_fn={self.loss_fn}, got {self.dual_clip}; choose ppo for it"
+            )
+        if self.dual_clip is not None and self.dual_clip <= (self.clip_high_threshold or 1.2):
+            raise ValueError(
+                f"rl.dual_clip: expected more than rl.clip_high_threshold, got {self.dual_clip}; raise it (3 is usual)"
+            )
+        if self.importance_weight != "none" and self.proximal_policy != "learner":
+            raise ValueError(
+                f"rl.importance_weight: expected none with rl.proximal_policy={self.proximal_policy}, whose ratio is "
+                f"the whole correction already, got {self.importance_weight}; set rl.proximal_policy=learner"
+            )
+        method = self.advantage_method
+        if self.gamma != 1 and method not in ("monte_carlo", "reinforce_pp", "group_based_per_turn", "gae"):
+            raise ValueError(
+                f"rl.gamma: expected 1 with rl.advantage_method={method}, which judges the trajectory as a whole, "
+                f"got {self.gamma}; choose a method that credits turns"
+            )
+        of_gae = (
+            ("critic_warmup_steps", self.critic_warmup_steps, 0),
+            ("gae_lambda", self.gae_lambda, 1.0),
+            ("value_trunk_coef", self.value_trunk_coef, 0.0),
+        )
+        for name, value, default in of_gae:
+            if method != "gae" and value != default:
+                raise ValueError(
+                    f"rl.{name}: expected {default} with rl.advantage_method={method}, which has no value model, got "
+                    f"{value}; choose gae for it"
+                )
 
 
 @dataclass(frozen=True)
@@ -115,6 +187,21 @@ class OptimizerConfig(Checked):
     """Decoupled weight decay, as in AdamW."""
     adam_grad_clip_norm: float = field(default=1.0, metadata=within(0, 100))
     """Largest global gradient norm; 0 for no clipping."""
+    value_learning_rate: float = field(default=1e-3, metadata=within(0, 1e-1, above=True))
+    """Constant learning rate of the value model; the rest of its optimizer is as the policy's."""
+    state_dtype: Literal["float32", "bfloat16"] = "float32"
+    """How Adam's two running means are stored between updates; bfloat16 halves their memory."""
+    remat: bool = False
+    """In reinforcement learning, compute each block of the decoder again in the backward pass in place of keeping its
+    activations: a third more work, and memory for one block in place of all."""
+
+    def check(self) -> None:
+        """What bfloat16 stores must change by more than it rounds."""
+        if self.state_dtype == "bfloat16" and self.adam_beta2 > 0.99:
+            raise ValueError(
+                f"optimizer.adam_beta2: expected at most 0.99 with optimizer.state_dtype=bfloat16, whose 8 bits lose "
+                f"smaller changes of a running mean, got {self.adam_beta2}; lower it or store float32"
+            )
 
 
 @dataclass(frozen=True)

@@ -109,9 +109,13 @@ class Block(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Token embedding, the scanned blocks and the final norm. `unembed` gives logits with the tied embedding."""
+    """Token embedding, the scanned blocks and the final norm. `unembed` gives logits with the tied embedding.
+
+    With `remat`, a block's activations are computed again in the backward pass in place of being kept.
+    """
 
     config: DecoderConfig
+    remat: bool = False
 
     def setup(self) -> None:
         cfg = self.config
@@ -119,7 +123,7 @@ class Decoder(nn.Module):
             "embedding", nn.initializers.normal(cfg.model_dim**-0.5), (cfg.vocab_size, cfg.model_dim)
         )
         self.layers = nn.scan(
-            Block,
+            nn.remat(Block) if self.remat else Block,
             variable_axes={"params": 0},
             split_rngs={"params": True},
             in_axes=(0, nn.broadcast),
@@ -180,15 +184,18 @@ def forward(
     tokens: Int[Array, "B L"],
     positions: Int[Array, "B L"],
     segment_ids: Int[Array, "B L"],
+    *,
+    remat: bool = False,
 ) -> Float[Array, "B L D"]:
     """Hidden states of training rows; several trajectories may share a row, told apart by `segment_ids`.
 
     Args:
         positions: each token's place in its own trajectory, from 0.
         segment_ids: the trajectory of each token; padding has an id of its own (0).
+        remat: compute a block's activations again in the backward pass in place of keeping them.
     """
     past = _no_past(config, tokens.shape[0])
-    hidden, _ = Decoder(config).apply({"params": params}, tokens, positions, past, (), segment_ids)
+    hidden, _ = Decoder(config, remat).apply({"params": params}, tokens, positions, past, (), segment_ids)
     return hidden
 
 

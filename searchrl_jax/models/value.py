@@ -1,4 +1,4 @@
-"""A value head: one number per hidden state. Nothing uses it unless it is initialised."""
+"""A value head: one number per hidden state, with weights of its own on the decoder's trunk."""
 
 from typing import Any
 
@@ -42,5 +42,10 @@ def values(
         tokens, positions, segment_ids: packed rows, as in `models.decoder.forward`.
     """
     hidden = forward(config, params, tokens, positions, segment_ids)
-    estimate: Any = ValueHead().apply({"params": value_params}, hidden)
-    return estimate
+    return estimate(value_params, hidden)
+
+
+def estimate(value_params: Params, hidden: Float[Array, "... D"]) -> Float[Array, "..."]:
+    """The value of each hidden state: the return expected once its token has been read."""
+    found: Any = ValueHead().apply({"params": value_params}, hidden)
+    return found

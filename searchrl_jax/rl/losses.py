@@ -7,6 +7,10 @@ it is -advantage * grad(logprob). They differ in what they do when the policy ha
     ppo                    a token that has moved beyond a bound in the direction of its advantage loses its gradient
     cispo                  the weight is bounded and no token loses its gradient
 
+With a proximal policy apart from the one that sampled (decoupled PPO, Hilton et al. 2021, arXiv:2110.00641), give its
+log-probabilities in the place of `behavior_logprob`, and the advantage times the weight proximal / behaviour
+(`ratios.importance_weights`): all three are homogeneous in the advantage, so that this weighs the loss.
+
 `advantage` and `behavior_logprob` are constants: no gradient flows into either. Values where `is_action` is false are
 exactly 0, and so is the gradient there, whatever stands there. Turn the result into a number with `aggregate`.
 """
@@ -63,13 +67,16 @@ def ppo(
     *,
     clip_low_threshold: float = 0.8,
     clip_high_threshold: float = 1.2,
+    dual_clip: float | None = None,
 ) -> Float[Array, "B L"]:
     """PPO's clipped surrogate loss of each token.
 
-        loss_t = -min(ratio_t * advantage_t, clip(ratio_t, low, high) * advantage_t)
+        gain_t = min(ratio_t * advantage_t, clip(ratio_t, low, high) * advantage_t)
+        loss_t = -gain_t,    with dual_clip and advantage_t < 0: -max(gain_t, dual_clip * advantage_t)
 
     The gradient is zero where ratio > high and advantage > 0, and where ratio < low and advantage < 0. Elsewhere it is
-    that of `importance_sampling`; with a negative advantage the ratio is therefore not bounded above.
+    that of `importance_sampling`; with a negative advantage the ratio is therefore not bounded above, unless by
+    `dual_clip`: the gradient is zero beyond it, too.
 
     Args:
         logprob: log-probability of the token under the policy in training.
@@ -79,18 +86,28 @@ def ppo(
         is_action: true where the policy chose the token; false on prompt, tool output and padding.
         clip_low_threshold: bound on the ratio itself, in [0, 1]: 0.8, where others write epsilon = 0.2.
         clip_high_threshold: likewise, at least 1.
+        dual_clip: bound on the ratio of tokens with a negative advantage, above `clip_high_threshold`; 3 in its
+            source. None for no bound.
 
     Raises:
-        ValueError: the shapes don't fit, or the bounds don't satisfy 0 <= low <= 1 <= high.
+        ValueError: the shapes don't fit, or the bounds don't satisfy 0 <= low <= 1 <= high < dual_clip.
 
     Source:
-        Schulman et al. 2017, arXiv:1707.06347, eq. 7, with two bounds of their own.
+        Schulman et al. 2017, arXiv:1707.06347, eq. 7, with two bounds of their own; Ye et al. 2020, arXiv:1912.09729,
+        eq. 4, for the dual clip.
     """
     _check_bounds(clip_low_threshold, clip_high_threshold)
+    if dual_clip is not None and not dual_clip > clip_high_threshold:
+        raise ValueError(
+            f"dual_clip bounds ratios beyond clip_high_threshold={clip_high_threshold}, got {dual_clip}; raise it"
+        )
     advantage = _token_advantage(advantage, is_action)
     ratio = new_over_old(logprob, jax.lax.stop_gradient(behavior_logprob), is_action)
     clipped = jnp.clip(ratio, clip_low_threshold, clip_high_threshold)
-    return -jnp.minimum(ratio * advantage, clipped * advantage)
+    gain = jnp.minimum(ratio * advantage, clipped * advantage)
+    if dual_clip is not None:
+        gain = jnp.where(advantage < 0, jnp.maximum(gain, dual_clip * advantage), gain)
+    return -gain
 
 
 def cispo(
@@ -138,6 +155,51 @@ def cispo(
 LOSSES: Mapping[str, Callable[..., Float[Array, "B L"]]] = MappingProxyType(
     {"importance_sampling": importance_sampling, "ppo": ppo, "cispo": cispo}
 )
+
+# The bounds that each function has if none are given.
+DEFAULT_BOUNDS: Mapping[str, tuple[float, float]] = MappingProxyType(
+    {"importance_sampling": (0.0, math.inf), "ppo": (0.8, 1.2), "cispo": (0.0, 4.0)}
+)
+
+
+def value_loss(
+    value: Float[Array, "B L"],
+    old_value: Float[Array, "B L"],
+    target: Float[Array, "B L"],
+    is_action: Bool[Array, "B L"],
+    *,
+    clip: float | None,
+) -> Float[Array, "B L"]:
+    """Squared error of the value of each token, clipped as PPO clips its ratio; 0 where `is_action` is false.
+
+        loss_t = max((v_t - target_t)^2, (old_t + clamp(v_t - old_t, -clip, clip) - target_t)^2) / 2
+
+    A value that has moved further than `clip` towards its target within a step has no gradient; one that has moved
+    away from it keeps it.
+
+    Args:
+        value: estimate *before* the token, of the value model in training.
+        old_value: the estimate at the start of the step; constant.
+        target: the return to be foretold, advantage + old_value; constant.
+        is_action: true where the policy chose the token; false on prompt, tool output and padding.
+        clip: in units of the reward, above 0; None for none.
+
+    Raises:
+        ValueError: a clip that is not positive.
+
+    Source:
+        Schulman et al., PPO in OpenAI Baselines (`ppo2`); not in the paper.
+    """
+    if clip is not None and not clip > 0:
+        raise ValueError(f"clip must be positive, in units of the reward, got {clip}; give None for no clipping")
+    value, old_value, target = (
+        jnp.where(is_action, jnp.asarray(x, jnp.float32), 0.0) for x in (value, old_value, target)
+    )
+    old_value, target = jax.lax.stop_gradient((old_value, target))
+    error = (value - target) ** 2
+    if clip is not None:
+        error = jnp.maximum(error, (old_value + jnp.clip(value - old_value, -clip, clip) - target) ** 2)
+    return error / 2
 
 
 def _token_advantage(advantage: Array, is_action: Array) -> Array:

@@ -35,6 +35,7 @@ class Trajectory:
         policy_version: [L], learner step whose weights sampled the token; -1 where `is_action` is false.
         turn: [L], index of the turn that an action token belongs to; -1 elsewhere.
         reward: nDCG@10 or -1; None where a tool failed and the rollout is masked.
+        turn_rewards: what each turn was paid, for estimators that credit turns; empty where all is paid at the end.
         ranking: submitted document ids, best first.
     """
 
@@ -47,6 +48,7 @@ class Trajectory:
     turn: Int32[np.ndarray, " L"]
     status: str
     reward: float | None
+    turn_rewards: tuple[float, ...] = ()
     components: dict[str, float] = field(default_factory=dict)
     ranking: tuple[str, ...] = ()
     turns: tuple[Turn, ...] = ()
@@ -68,6 +70,26 @@ class Trajectory:
         return float(self.reward) if self.is_submitted and self.reward is not None else 0.0
 
     @property
+    def rewards_by_turn(self) -> tuple[float, ...]:
+        """What each turn was paid: `turn_rewards`, or else nothing until the last, which gets the reward; nothing at
+        all where the rollout is masked.
+
+        Raises:
+            ValueError: `turn_rewards` names another number of turns than were played.
+        """
+        turns = int(self.turn[self.is_action].max(initial=-1)) + 1
+        if self.reward is None:
+            return (0.0,) * turns
+        if not self.turn_rewards:
+            return (0.0,) * (turns - 1) + (float(self.reward),) * (turns > 0)
+        if len(self.turn_rewards) != turns:
+            raise ValueError(
+                f"rollout {self.uid} of task {self.task_id!r}: expected a reward for each of its {turns} turns, got "
+                f"{len(self.turn_rewards)}; pay 0 for a turn that earned nothing"
+            )
+        return self.turn_rewards
+
+    @property
     def num_action_tokens(self) -> int:
         """Tokens that the policy sampled."""
         return int(self.is_action.sum())
@@ -79,6 +101,7 @@ class Trajectory:
             "task_id": self.task_id,
             "status": self.status,
             "reward": self.reward,
+            "turn_rewards": list(self.turn_rewards),
             "components": self.components,
             "ranking": list(self.ranking),
             "tokens": len(self.token_ids),

@@ -25,16 +25,17 @@ from searchrl_jax.models.cache import init_cache
 from searchrl_jax.models.decoder import Params, init_params
 from searchrl_jax.parallel.mesh import make_mesh
 from searchrl_jax.parallel.rules import place_rows, tree_shardings
-from searchrl_jax.rollout.batch import RowShape, pack
+from searchrl_jax.rollout.batch import RowShape
 from searchrl_jax.rollout.collect import Player, Request
 from searchrl_jax.rollout.engine import Engine, Sampling, Shapes
 from searchrl_jax.rollout.trajectory import Trajectory
 from searchrl_jax.train.checkpoint import Checkpointer
 from searchrl_jax.train.finish import compare_and_report
 from searchrl_jax.train.interrupt import Interrupted, StopSignal
-from searchrl_jax.train.learn import group_advantages, group_metrics, rollout_metrics, samples_of, split_minibatches
+from searchrl_jax.train.learn import rollout_metrics
+from searchrl_jax.train.learner import Learner
 from searchrl_jax.train.progress import Progress, train_line
-from searchrl_jax.train.state import init_state, make_optimizer
+from searchrl_jax.train.state import init_state
 from searchrl_jax.train.step import LossSpec, make_update
 from searchrl_jax.train.tracker import MetricsLog, WandbMirror
 from searchrl_jax.train.warmup import DemonstrationStream, make_warmup_optimizer, shares_of
@@ -203,19 +204,15 @@ class _Run:
     def _reinforce(self, base: Params) -> Params:
         """The tuned agent's parameters."""
         experiment, work = self.experiment, self.work
-        batch, schedule, rl, sampling = experiment.batch, experiment.schedule, experiment.rl, experiment.sampling
+        batch, schedule = experiment.batch, experiment.schedule
         total = min(schedule.max_steps, schedule.max_epochs * self.stream.batches_per_epoch)
-        optimizer = make_optimizer(experiment.optimizer, total * rl.minibatches)
-        # Copied: an update donates its state, and the base is compared at the end.
-        state = init_state(jax.tree.map(lambda x: x.copy(), base), optimizer)
-        shardings = self._shardings(state)
-        state = jax.device_put(state, shardings)
+        learner = Learner(experiment, work.model, base, self.row_shapes, self.mesh, steps=total)
         stream = self.stream
         checkpoints = self._checkpointer("rl")
         newest = checkpoints.latest()
         seconds = 0.0
         if newest is not None:
-            state, host = checkpoints.restore(state)
+            learner.state, host = checkpoints.restore(learner.state)
             stream.restore(host["stream"])
             seconds = host["seconds"]
             print(f"resumed after step {newest} of {total}", flush=True)
@@ -225,58 +222,45 @@ class _Run:
             resume_step=newest if newest is not None else -1,
             mirror=self._mirror(),
         )
-        spec = LossSpec(
-            rl.loss_fn, rl.clip_low_threshold, rl.clip_high_threshold, sampling.temperature, sampling.sampling_top_p
-        )
-        update = make_update(work.model, spec, optimizer, shardings)
         done = newest or 0
         began = time.perf_counter() - seconds
         if newest is None and total:
             size = f"{batch.global_batch_size} x {batch.group_size}"
             print(f"reinforcement learning: {total} steps of {size} rollouts", flush=True)
         if newest is None and schedule.val_every and experiment.val.val_at_start:
-            log.append(0, self._validate(state.params, 0))
+            log.append(0, self._validate(learner.params, 0))
             self._check_stop()
         progress = Progress(total - done)
         for step in range(done + 1, total + 1):
             step_began = time.perf_counter()
             tasks = stream.next_batch()
-            groups = self._rollouts(state.params, tasks, step)
+            groups = self._rollouts(learner.params, tasks, step)
             rollout_seconds = time.perf_counter() - step_began
             trajectories = [trajectory for group in groups for trajectory in group]
-            advantages, is_trained = group_advantages(groups, rl)
-            samples = samples_of(groups, advantages, is_trained)
-            metrics = rollout_metrics(trajectories) | group_metrics(groups, advantages, is_trained)
-            metrics |= self._rescored(trajectories, tasks, f"step {step}")
+            metrics = rollout_metrics(trajectories) | self._rescored(trajectories, tasks, f"step {step}")
             learn_began = time.perf_counter()
-            seen = []
-            for part in split_minibatches(samples, rl.minibatches, np.random.default_rng([experiment.seed, step])):
-                micro_batches = [place_rows(self.mesh, rows) for rows in pack(part, self.row_shapes)]
-                state, found = update(state, micro_batches)
-                seen.append(found)
-            for name in seen[0] if seen else ():
-                metrics[f"learner/{name}"] = float((max if name == "ratio_max" else np.mean)([f[name] for f in seen]))
-            for short, name in (("entropy", "entropy"), ("kl", "approx_kl"), ("grad_norm", "grad_norm")):
-                metrics[short] = metrics.get(f"learner/{name}", 0.0)
+            metrics |= learner.learn(groups, step)
             now = time.perf_counter()
             metrics["timing_s/rollout"], metrics["timing_s/policy_update"] = rollout_seconds, now - learn_began
             metrics["tokens_per_second"] = sum(len(t.token_ids) for t in trajectories) / (now - step_began)
             is_last = step == total
             if schedule.val_every and (step % schedule.val_every == 0 or is_last):
-                metrics |= self._validate(state.params, step)
+                metrics |= self._validate(learner.params, step)
             metrics["timing_s/step"] = time.perf_counter() - step_began
             _write_trajectories(self.workdir / "trajectories" / f"step_{step:06d}.jsonl", trajectories)
             log.append(step, metrics)
             print(train_line(step, total, metrics, progress.left(step - done)), flush=True)
             reason = self.stop.reason
             if step % schedule.save_every == 0 or is_last or reason:
-                checkpoints.save(step, state, {"stream": stream.state(), "seconds": time.perf_counter() - began})
+                checkpoints.save(
+                    step, learner.state, {"stream": stream.state(), "seconds": time.perf_counter() - began}
+                )
             if reason and not is_last:
                 raise _interrupted(reason)
         log.close()
         checkpoints.close()
         self.seconds["rl"] = time.perf_counter() - began if total > done else seconds
-        return state.params
+        return learner.params
 
     def _rollouts(self, params: Params, tasks: Sequence[Task], step: int) -> list[list[Trajectory]]:
         batch, sampling = self.experiment.batch, self.experiment.sampling

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import optax
 from flax import struct
@@ -12,23 +13,37 @@ from searchrl_jax.models.decoder import Params
 
 
 @struct.dataclass
+class Critic:
+    """The value model's own parameters, and the state of its own optimizer."""
+
+    params: Params
+    opt_state: Any
+
+
+@struct.dataclass
 class TrainState:
-    """Parameters, optimizer state, and the number of updates taken."""
+    """Parameters, optimizer state, the number of updates taken, and the value model where there is one."""
 
     params: Params
     opt_state: Any
     updates: Int[Array, ""]
+    critic: Critic | None = None
 
 
-def make_optimizer(config: OptimizerConfig, updates: int) -> optax.GradientTransformation:
+def make_optimizer(
+    config: OptimizerConfig, updates: int, learning_rate: float | None = None
+) -> optax.GradientTransformation:
     """Adam with decoupled weight decay, after clipping by the global norm (where that is not 0).
 
     The learning rate falls linearly, over `updates`, to `learning_rate_end` times what it began with.
+
+    Args:
+        learning_rate: in the place of the configuration's, which is the policy's.
     """
-    schedule: optax.ScalarOrSchedule = config.learning_rate
+    first = config.learning_rate if learning_rate is None else learning_rate
+    schedule: optax.ScalarOrSchedule = first
     if config.learning_rate_end < 1:
-        end = config.learning_rate * config.learning_rate_end
-        schedule = optax.linear_schedule(config.learning_rate, end, max(updates, 1))
+        schedule = optax.linear_schedule(first, first * config.learning_rate_end, max(updates, 1))
     adam = optax.adamw(
         schedule,
         b1=config.adam_beta1,
@@ -36,11 +51,41 @@ def make_optimizer(config: OptimizerConfig, updates: int) -> optax.GradientTrans
         eps=config.adam_eps,
         weight_decay=config.adam_weight_decay,
     )
+    if config.state_dtype != "float32":
+        adam = stored_as(adam, jnp.dtype(config.state_dtype))
     if config.adam_grad_clip_norm == 0:
         return adam
     return optax.chain(optax.clip_by_global_norm(config.adam_grad_clip_norm), adam)
 
 
-def init_state(params: Params, optimizer: optax.GradientTransformation) -> TrainState:
-    """The state before the first update."""
-    return TrainState(params=params, opt_state=optimizer.init(params), updates=jnp.zeros((), jnp.int32))
+def stored_as(optimizer: optax.GradientTransformation, dtype: jnp.dtype) -> optax.GradientTransformation:
+    """`optimizer`, with the float32 arrays of its state kept in `dtype` between updates and computed in float32."""
+
+    def cast(tree: Any, source: Any, target: Any) -> Any:
+        return jax.tree.map(lambda x: x.astype(target) if x.dtype == source else x, tree)
+
+    def init(params: Any) -> Any:
+        return cast(optimizer.init(params), jnp.float32, dtype)
+
+    def update(grads: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+        updates, state = optimizer.update(grads, cast(state, dtype, jnp.float32), params)
+        return updates, cast(state, jnp.float32, dtype)
+
+    return optax.GradientTransformation(init, update)
+
+
+def init_state(
+    params: Params,
+    optimizer: optax.GradientTransformation,
+    value_params: Params | None = None,
+    value_optimizer: optax.GradientTransformation | None = None,
+) -> TrainState:
+    """The state before the first update.
+
+    Args:
+        value_params: of the value model, with `value_optimizer`; None without one.
+    """
+    critic = None
+    if value_params is not None and value_optimizer is not None:
+        critic = Critic(value_params, value_optimizer.init(value_params))
+    return TrainState(params, optimizer.init(params), jnp.zeros((), jnp.int32), critic)

@@ -6,7 +6,7 @@ import typing
 
 import pytest
 
-from searchrl_jax.config.checks import accepts
+from searchrl_jax.config.checks import accepts, without_none
 from searchrl_jax.config.overlays import settings
 from searchrl_jax.config.schema import (
     DataConfig,
@@ -25,7 +25,9 @@ def test_published_defaults():
     experiment = Experiment(exp="x", scale="local")
     assert (experiment.batch.global_batch_size, experiment.batch.group_size) == (128, 8)
     assert (experiment.rl.advantage_method, experiment.rl.loss_fn) == ("group_based", "ppo")
-    assert (experiment.rl.clip_low_threshold, experiment.rl.clip_high_threshold) == (0.8, 1.2)
+    # None: the loss's own, 0.8 and 1.2 with ppo; the estimator's own.
+    assert (experiment.rl.clip_low_threshold, experiment.rl.clip_high_threshold) == (None, None)
+    assert experiment.rl.advantage_normalization is None and experiment.rl.gamma == 1
     assert (experiment.sampling.temperature, experiment.sampling.sampling_top_p) == (1, 1)
     assert experiment.sampling.sampling_max_tokens == 4096
     schedule = experiment.schedule
@@ -41,14 +43,41 @@ def test_published_defaults():
 @pytest.mark.parametrize(
     "make, message",
     [
-        (lambda: RLConfig(clip_low_threshold=1.3), r"rl.clip_low_threshold: expected a number in \[0, 1\], got 1.3; "),
+        (
+            lambda: RLConfig(clip_low_threshold=1.3),
+            r"rl.clip_low_threshold: expected a number in \[0, 1\], or none, got 1",
+        ),
         (lambda: RLConfig(clip_low_threshold=math.nan), "got nan"),
         (lambda: RLConfig(clip_high_threshold=math.inf), "rl.clip_high_threshold: expected a number of at least 1"),
-        (lambda: RLConfig(clip_high_threshold=0.9), "rl.clip_high_threshold: expected a number of at least 1, got 0.9"),
+        (
+            lambda: RLConfig(clip_high_threshold=0.9),
+            "rl.clip_high_threshold: expected a number of at least 1, or none, got",
+        ),
         (lambda: RLConfig(loss_fn="dpo"), "rl.loss_fn: expected one of 'importance_sampling', 'ppo', 'cispo', got"),
         (lambda: RLConfig(minibatches=True), "rl.minibatches: expected an integer of at least 1, got True"),
         (lambda: RLConfig(minibatches=2.0), "rl.minibatches: expected an integer"),
-        (lambda: RLConfig(advantage_normalization=1), "rl.advantage_normalization: expected true or false, got 1"),
+        (lambda: RLConfig(advantage_normalization=1), "rl.advantage_normalization: expected true or false, or none"),
+        (
+            lambda: RLConfig(loss_fn="importance_sampling", clip_high_threshold=1.2),
+            "which has no bounds, got .None, 1.2",
+        ),
+        (
+            lambda: RLConfig(loss_fn="cispo", dual_clip=3.0),
+            "rl.dual_clip: expected none with rl.loss_fn=cispo, got 3.0",
+        ),
+        (lambda: RLConfig(clip_high_threshold=4.0, dual_clip=3.0), "rl.dual_clip: expected more than rl.clip_high"),
+        (lambda: RLConfig(dual_clip=1.1), "rl.dual_clip: expected more than rl.clip_high"),
+        (lambda: RLConfig(importance_weight="token"), "rl.importance_weight: expected none with rl.proximal_policy=sa"),
+        (lambda: RLConfig(gamma=0.9), "rl.gamma: expected 1 with rl.advantage_method=group_based"),
+        (
+            lambda: RLConfig(critic_warmup_steps=3),
+            "rl.critic_warmup_steps: expected 0 with rl.advantage_method=group_ba",
+        ),
+        (lambda: RLConfig(gae_lambda=0.9), "rl.gae_lambda: expected 1.0 .* got 0.9; choose gae for it"),
+        (
+            lambda: OptimizerConfig(state_dtype="bfloat16", adam_beta2=0.999),
+            "optimizer.adam_beta2: expected at most 0.99",
+        ),
         (lambda: OptimizerConfig(learning_rate=0.0), r"optimizer.learning_rate: expected a number in \(0, 0.01\]"),
         (lambda: SamplingConfig(temperature=0.0), r"sampling.temperature: expected a number in \(0, 2\], got 0.0"),
         (lambda: TrackerConfig(project=3), "tracker.project: expected a string, got 3"),
@@ -71,16 +100,16 @@ def test_refused(make, message):
 def test_every_range_holds_at_both_ends_and_not_beyond(name):
     setting = settings()[name]
     low, high, above = setting.metadata["range"]
-    kind = (
-        typing.get_args(setting.annotation)[0] if typing.get_origin(setting.annotation) is tuple else setting.annotation
-    )
+    annotation, is_optional = without_none(setting.annotation)
+    kind = typing.get_args(annotation)[0] if typing.get_origin(annotation) is tuple else annotation
+    assert accepts(None, setting.annotation, setting.metadata) is is_optional
     values = [(low, not above), (low - 1, False)]
     if not math.isinf(high):
         values += [(high, True), (high + 1, False)]
     for value, inside in values:
         # the ends are written as integers where they are whole; a field of floats takes them as either
         candidate = kind(value)
-        candidate = (candidate,) if kind is not setting.annotation else candidate
+        candidate = (candidate,) if kind is not annotation else candidate
         assert accepts(candidate, setting.annotation, setting.metadata) is inside
 
 

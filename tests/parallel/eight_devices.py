@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from searchrl_jax.models.axes import CACHE_AXES, PARAMETER_AXES
+from searchrl_jax.models.axes import CACHE_AXES, PARAMETER_AXES, VALUE_HEAD_AXES
 from searchrl_jax.models.cache import init_cache
 from searchrl_jax.parallel.mesh import make_mesh
 from searchrl_jax.parallel.rules import place_rows, replicated, tree_shardings
@@ -49,6 +49,50 @@ def train(mesh):
     return jax.device_get(state.params), losses, all(jax.tree.leaves(kept)), state
 
 
+def ragged():
+    """Rows with 1 and with 90 action tokens, and everything that a loss can read of them."""
+    rng = np.random.default_rng(1)
+    samples = []
+    for actions in (1, 90, 7, 90, 1, 30):
+        is_action = np.arange(actions + 3) > 2
+        numbers = rng.normal(size=(6, len(is_action))).astype(np.float32)
+        numbers[:3] = 0.3 * numbers[:3] - 4  # log-probabilities
+        behavior, proximal, reference, advantage, value, target = numbers
+        ids = rng.integers(0, 60, len(is_action))
+        samples.append(Sample(ids, is_action, behavior, advantage, None, proximal, reference, value, target))
+    return pack(samples, [RowShape(4, 100, 92)])
+
+
+SPEC = LossSpec(
+    "ppo",
+    aggregation="sequence_mean",
+    has_reference=True,
+    kl_coef=0.3,
+    entropy_coef=0.1,
+    value_clip=0.2,
+    value_trunk_coef=0.5,
+)
+HEAD = {"value": {"kernel": np.full((CONFIG.model_dim, 1), 0.1, np.float32), "bias": np.ones(1, np.float32)}}
+
+
+def full_step(mesh):
+    """Parameters of policy and value model after one plain gradient step on the whole loss, and the loss."""
+    optimizer = optax.sgd(0.1)
+    state = init_state(jax.tree.map(jnp.array, PARAMS), optimizer, jax.tree.map(jnp.array, HEAD), optimizer)
+    rows, shardings = ragged(), None
+    if mesh is not None:
+        shardings = tree_shardings(mesh, state, {**PARAMETER_AXES, **VALUE_HEAD_AXES})
+        state = jax.device_put(state, shardings)
+        rows = [place_rows(mesh, batch) for batch in rows]
+    update = make_update(CONFIG, SPEC, optimizer, shardings, value_optimizer=optimizer)
+    state, metrics = update(state, rows)
+    return jax.device_get((state.params, state.critic.params)), metrics["loss"]
+
+
+def largest(one, other):
+    return max(jax.tree.leaves(jax.tree.map(lambda a, b: float(np.abs(a - b).max()), one, other)))
+
+
 def sample(mesh):
     shapes = Shapes(4, 40, 4, (4,), (12,), (64,))
     params, run, sharding = PARAMS, jax.random.key(2), None
@@ -74,6 +118,7 @@ def main():
     mesh = make_mesh(2, 2, 2)
     one, eight = train(None), train(mesh)
     alone, spread = sample(None), sample(mesh)
+    whole = [full_step(m) for m in (None, make_mesh(1, 2, 1, jax.devices()[:2]), mesh)]
     gate = eight[3].params["layers"]["gate"]
     moved = jax.tree.map(lambda a, b: float(np.abs(a - b).max()), one[0], PARAMS)
     differ = jax.tree.map(lambda a, b: float(np.abs(a - b).max()), one[0], eight[0])
@@ -85,6 +130,9 @@ def main():
                 "moved": min(jax.tree.leaves(moved)),
                 "differ": max(jax.tree.leaves(differ)),
                 "kept": eight[2],
+                "full_losses": [loss for _, loss in whole],
+                "full_moved": largest(whole[0][0], (PARAMS, HEAD)),
+                "full_differ": [largest(whole[0][0], params) for params, _ in whole[1:]],
                 "gate": [list(gate.shape), list(gate.addressable_shards[0].data.shape)],
                 "moment": list(eight[3].opt_state[1][0].mu["layers"]["gate"].addressable_shards[0].data.shape),
                 "ids": [alone[0].ids, spread[0].ids],

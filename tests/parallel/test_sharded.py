@@ -34,6 +34,12 @@ def test_the_update_on_eight_devices_equals_one(found):
     assert found["moved"] > 1e-2 and found["differ"] < 1e-4
 
 
+def test_the_whole_loss_on_one_two_and_eight_devices_has_one_gradient(found):
+    """Clipped policy loss, divergence, entropy and value loss, over rows with 1 and with 90 action tokens."""
+    assert found["full_losses"][1:] == pytest.approx([found["full_losses"][0]] * 2, abs=1e-5)
+    assert found["full_moved"] > 1e-2 and max(found["full_differ"]) < 5e-6
+
+
 def test_parameters_and_moments_are_split_and_stay_so(found):
     assert found["gate"] == [[2, 32, 64], [2, 16, 32]] and found["moment"] == [2, 16, 32]
     assert found["kept"]

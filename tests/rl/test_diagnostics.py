@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from searchrl_jax.rl.aggregate import divide
-from searchrl_jax.rl.diagnostics import diagnostics
+from searchrl_jax.rl.diagnostics import diagnostics, explained_variance, ratio_counts, ratio_quantile
 from searchrl_jax.rl.ratios import MAX_LOG_RATIO, k3, log_ratio, new_over_old
 
 IS_ACTION = np.array([[1, 1, 1, 1], [0, 0, 0, 0], [1, 0, 1, 0], [0, 0, 0, 1]], bool)  # all none holes last
@@ -112,3 +112,33 @@ def test_no_gradient_flows_through_diagnostics():
         return sum(jax.tree.leaves(diagnostics(logprob, BEHAVIOR, IS_ACTION, **BOUNDS)))
 
     np.testing.assert_array_equal(jax.grad(total)(jnp.asarray(LOGPROB, jnp.float32)), 0.0)
+
+
+def test_quantiles_of_the_ratio_to_a_quarter_percent_whatever_the_split():
+    ratios = np.exp(np.random.default_rng(7).normal(0, 0.2, (4, 100)))
+    keep = np.random.default_rng(8).random((4, 100)) < 0.7
+    logprob = np.where(keep, np.log(ratios), np.nan)
+    parts = [ratio_counts(logprob[i : i + 1], np.zeros((1, 100)), keep[i : i + 1]) for i in range(4)]
+    counts = np.sum(parts, axis=0)
+    assert counts.sum() == keep.sum()
+    for q in (0.5, 0.99, 1.0):
+        expected = np.quantile(ratios[keep], q, method="inverted_cdf")
+        assert ratio_quantile(counts, q) == pytest.approx(expected, rel=0.003)
+    assert ratio_quantile(np.zeros_like(counts), 0.99) == 0
+
+
+def test_on_policy_every_quantile_is_one_and_far_ratios_stop_at_the_last_bin():
+    assert ratio_quantile(ratio_counts(LOGPROB, LOGPROB + 1e-4, IS_ACTION), 0.99) == 1
+    assert ratio_quantile(ratio_counts(LOGPROB + 9, LOGPROB, IS_ACTION), 0.99) == pytest.approx(math.exp(2.56))
+
+
+def test_explained_variance_by_hand():
+    acts = np.array([[1, 1, 0], [1, 0, 1]], bool)
+    target = np.array([[1.0, 0.0, 99.0], [0.5, 99.0, -1.0]])
+    assert explained_variance(target, target, acts) == 1
+    assert explained_variance(np.zeros((2, 3)), target, acts) == pytest.approx(0)
+    assert explained_variance(np.full((2, 3), 7.0), target, acts) == pytest.approx(0)
+    assert explained_variance(-target, target, acts) == pytest.approx(-3)
+    assert explained_variance(target / 2, target, acts) == pytest.approx(0.75)
+    assert explained_variance(target, np.full((2, 3), 0.3), acts) == 0
+    assert explained_variance(target, target, np.zeros((2, 3), bool)) == 0

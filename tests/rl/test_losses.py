@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from searchrl_jax.rl.losses import LOSSES
+from searchrl_jax.rl.losses import DEFAULT_BOUNDS, LOSSES, ppo, value_loss
 from searchrl_jax.rl.ratios import MAX_LOG_RATIO
 
 IS_ACTION = np.array([[1, 1, 1, 1, 1], [0, 0, 0, 0, 0], [0, 1, 0, 1, 1], [0, 0, 0, 0, 1]], bool)  # all none holes last
@@ -54,6 +54,7 @@ def test_equals_a_loop(name, low, high):
 
 
 def test_default_bounds_are_those_of_the_sources():
+    assert {"ppo": (0.8, 1.2), "cispo": (0.0, 4.0), "importance_sampling": (0.0, math.inf)} == DEFAULT_BOUNDS
     for name, low, high in [("ppo", 0.8, 1.2), ("cispo", 0.0, 4.0), ("importance_sampling", 0.0, math.inf)]:
         behavior = LOGPROB + 2.0 * ADVANTAGE  # ratios from 0.05 to 40, beyond every bound
         expected = loop_loss(name, LOGPROB, behavior, ADVANTAGE, IS_ACTION, low, high)
@@ -170,3 +171,141 @@ def test_bfloat16_input_is_computed_in_float32(name):
     result = LOSSES[name](*rounded, ADVANTAGE, IS_ACTION)
     assert result.dtype == jnp.float32
     np.testing.assert_array_equal(result, LOSSES[name](*(x.astype(jnp.float32) for x in rounded), ADVANTAGE, IS_ACTION))
+
+
+# Dual clip.
+
+
+def loop_dual_clip(logprob, behavior, advantage, is_action, low, high, dual):
+    out = loop_loss("ppo", logprob, behavior, advantage, is_action, low, high)
+    for at in zip(*np.nonzero(is_action), strict=True):
+        if advantage[at] < 0:
+            out[at] = min(out[at], -dual * advantage[at])
+    return out
+
+
+def test_dual_clip_equals_a_loop_and_its_gradient_finite_differences():
+    far = LOGPROB - 2.0 * np.abs(BEHAVIOR - LOGPROB) - 0.5  # ratios from 1.6 up
+    result = ppo(LOGPROB, far, ADVANTAGE, IS_ACTION, dual_clip=3.0)
+    np.testing.assert_allclose(
+        result, loop_dual_clip(LOGPROB, far, ADVANTAGE, IS_ACTION, 0.8, 1.2, 3.0), rtol=1e-5, atol=1e-6
+    )
+    gradient = gradient_of("ppo", behavior=far, dual_clip=3.0)
+    for at in np.ndindex(*IS_ACTION.shape):
+        step = np.zeros(IS_ACTION.shape)
+        step[at] = 1e-5
+        up, down = (loop_dual_clip(LOGPROB + d, far, ADVANTAGE, IS_ACTION, 0.8, 1.2, 3.0).sum() for d in (step, -step))
+        assert gradient[at] == pytest.approx((up - down) / 2e-5, rel=1e-4, abs=1e-5)
+
+
+def test_dual_clip_bounds_the_ratio_of_negative_advantages_alone():
+    ratio, advantage, one = np.array([[2.0, 5.0, 5.0, 0.5]]), np.array([[-1.0, -1.0, 1.0, -1.0]]), np.ones((1, 4), bool)
+    loss = ppo(np.log(ratio), np.zeros((1, 4)), advantage, one, dual_clip=3.0)
+    np.testing.assert_allclose(loss, [[2.0, 3.0, -1.2, 0.8]], rtol=1e-5)
+    gradient = gradient_of("ppo", np.log(ratio), np.zeros((1, 4)), advantage, one, dual_clip=3.0)
+    np.testing.assert_allclose(gradient, [[2.0, 0.0, 0.0, 0.0]], atol=1e-6)
+
+
+@pytest.mark.parametrize("dual", [1.2, 0.5, math.nan])
+def test_a_dual_clip_below_the_upper_bound_is_refused(dual):
+    with pytest.raises(ValueError, match="dual_clip bounds ratios beyond"):
+        ppo(LOGPROB, BEHAVIOR, ADVANTAGE, IS_ACTION, dual_clip=dual)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_a_weight_on_the_advantage_is_a_weight_on_the_loss(name):
+    """Why the correction for the sampler may be multiplied into the advantage."""
+    weight = np.abs(RNG.normal(size=IS_ACTION.shape))
+    options = {"dual_clip": 3.0} if name == "ppo" else {}
+    np.testing.assert_allclose(
+        LOSSES[name](LOGPROB, BEHAVIOR, weight * ADVANTAGE, IS_ACTION, **options),
+        weight * LOSSES[name](LOGPROB, BEHAVIOR, ADVANTAGE, IS_ACTION, **options),
+        rtol=1e-5,
+        atol=1e-6,
+    )
+
+
+# The value loss.
+
+OLD_VALUE = np.zeros(IS_ACTION.shape) + 0.1
+VALUE = OLD_VALUE + np.linspace(-0.5, 0.5, IS_ACTION.size).reshape(IS_ACTION.shape)
+TARGET = np.where(np.arange(5) % 2, 0.9, -0.3) * np.ones(IS_ACTION.shape)
+
+
+def loop_value_loss(value, clip):
+    out = np.zeros(value.shape)
+    for at in zip(*np.nonzero(IS_ACTION), strict=True):
+        plain = (value[at] - TARGET[at]) ** 2
+        if clip is not None:
+            moved = min(max(value[at] - OLD_VALUE[at], -clip), clip)
+            plain = max(plain, (OLD_VALUE[at] + moved - TARGET[at]) ** 2)
+        out[at] = plain / 2
+    return out
+
+
+@pytest.mark.parametrize("clip", [None, 0.2])
+def test_value_loss_equals_a_loop_and_its_gradient_finite_differences(clip):
+    result = value_loss(VALUE, OLD_VALUE, TARGET, IS_ACTION, clip=clip)
+    np.testing.assert_allclose(result, loop_value_loss(VALUE, clip), rtol=1e-5, atol=1e-7)
+
+    def total(x):
+        return jnp.sum(value_loss(x, OLD_VALUE, TARGET, IS_ACTION, clip=clip))
+
+    gradient = np.asarray(jax.grad(total)(jnp.asarray(VALUE, jnp.float32)))
+    for at in np.ndindex(*IS_ACTION.shape):
+        step = np.zeros(IS_ACTION.shape)
+        step[at] = 1e-5
+        numeric = (loop_value_loss(VALUE + step, clip).sum() - loop_value_loss(VALUE - step, clip).sum()) / 2e-5
+        assert gradient[at] == pytest.approx(numeric, rel=1e-4, abs=1e-5)
+    np.testing.assert_array_equal(gradient[~IS_ACTION], 0.0)
+
+
+def test_a_value_that_moved_far_enough_towards_its_target_has_no_gradient():
+    def total(x):
+        return jnp.sum(value_loss(x, jnp.zeros((1, 3)), jnp.ones((1, 3)), np.ones((1, 3), bool), clip=0.2))
+
+    np.testing.assert_allclose(jax.grad(total)(jnp.array([[0.5, 0.1, -0.5]])), [[0.0, -0.9, -1.5]], rtol=1e-5)
+
+
+@pytest.mark.parametrize("poison", [np.nan, np.inf])
+def test_masked_values_leak_nowhere(poison):  # fault 15
+    poisoned = [np.where(IS_ACTION, x, poison) for x in (VALUE, OLD_VALUE, TARGET)]
+    np.testing.assert_array_equal(
+        value_loss(*poisoned, IS_ACTION, clip=0.2), value_loss(VALUE, OLD_VALUE, TARGET, IS_ACTION, clip=0.2)
+    )
+    gradient = jax.grad(lambda x: jnp.sum(value_loss(x, *poisoned[1:], IS_ACTION, clip=0.2)))(jnp.asarray(poisoned[0]))
+    assert np.isfinite(gradient).all()
+
+
+def test_a_value_clip_of_zero_is_refused():
+    with pytest.raises(ValueError, match="clip must be positive"):
+        value_loss(VALUE, OLD_VALUE, TARGET, IS_ACTION, clip=0.0)
+
+
+def test_ppo_agrees_with_rlax():
+    """Recorded from rlax 0.1.9, `clipped_surrogate_pg_loss(ratio, advantage, 0.2)`, value and gradient in log ratio."""
+    ratio = np.array([[0.5, 0.79, 0.95, 1.0, 1.15, 1.5, 2.5, 0.6]])
+    advantage, one = np.array([[1.0, -0.5, 0.3, -2.0, 1.5, 0.7, -0.4, -1.2]]), np.ones((1, 8), bool)
+    recorded = [-0.0625, 0.0, -0.035625, 0.25, -0.215625, 0.0, 0.125, 0.0]
+    loss = ppo(np.log(ratio), np.zeros((1, 8)), advantage, one)
+    assert float(jnp.mean(loss)) == pytest.approx(0.12625, rel=1e-5)
+    gradient = gradient_of("ppo", np.log(ratio), np.zeros((1, 8)), advantage, one)
+    np.testing.assert_allclose(gradient[0] / 8, recorded, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_on_policy_the_gradient_in_the_logits_agrees_with_rlax(name):
+    """Recorded from rlax 0.1.9, `policy_gradient_loss(logits, [0, 3, 1], [1, -0.5, 2], ones)`."""
+    logits = jnp.array([[-0.14, -0.38, 0.46, 0.82], [-0.2, -0.15, 0.69, -0.87], [-1.51, 0.39, -0.67, -1.92]])
+    token, advantage, one = jnp.array([0, 3, 1]), np.array([[1.0, -0.5, 2.0]]), np.ones((1, 3), bool)
+    recorded = [
+        [-0.27974659, 0.04215283, 0.09764142, 0.13995233],
+        [-0.03334595, -0.03505563, -0.08120169, 0.14960326],
+        [0.06250443, -0.24876869, 0.1447832, 0.04148108],
+    ]
+
+    def chosen(x):
+        return jnp.take_along_axis(jax.nn.log_softmax(x), token[:, None], axis=1).T
+
+    gradient = jax.grad(lambda x: jnp.mean(LOSSES[name](chosen(x), chosen(logits), advantage, one)))(logits)
+    np.testing.assert_allclose(gradient, recorded, atol=1e-6)

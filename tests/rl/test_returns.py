@@ -136,3 +136,29 @@ def test_nan_on_tool_output_leaks_into_no_gradient(function):  # fault 15
     gradient = jax.grad(scalar)(jnp.asarray(np.where(ALL_MASKS, VALUE, np.nan), jnp.float32))
     np.testing.assert_array_equal(gradient, jax.grad(scalar)(jnp.asarray(VALUE, jnp.float32)))
     np.testing.assert_array_equal(np.asarray(gradient)[~ALL_MASKS], 0.0)
+
+
+# Recorded from rlax 0.1.9, which knows no tool output: here three tokens of it stand between the actions.
+RLAX_REWARD, RLAX_VALUE = [0.03, 1.36, 1.22, -0.51, -0.3, -0.53], [0.57, -0.06, 0.75, -1.85, 1.57, -0.1]
+RLAX_GAE = {
+    (0.9, 0.8): [0.7125346, 1.8146315, -0.3894005, 1.1188881, -2.2695999, -0.43],
+    (1.0, 1.0): [0.7, 1.3, -0.87, 0.51, -2.4, -0.43],
+    (1.0, 0.5): [0.36718756, 1.934375, -0.47124995, 1.8175, -2.185, -0.43],
+}
+RLAX_RETURNS = [1.3606204, 1.4784671, 0.1316301, -1.2092999, -0.777, -0.53]  # discount 0.9
+RLAX_ACTS = np.array([[1, 1, 0, 0, 1, 1, 0, 1, 1]], bool)
+
+
+@pytest.mark.parametrize(("discount", "trace"), RLAX_GAE)
+def test_gae_agrees_with_rlax(discount, trace):
+    reward, value = np.full((2, 1, 9), np.nan)
+    reward[RLAX_ACTS], value[RLAX_ACTS] = RLAX_REWARD, RLAX_VALUE
+    found = gae(reward, value, RLAX_ACTS, discount=discount, trace=trace)
+    np.testing.assert_allclose(np.asarray(found)[RLAX_ACTS], RLAX_GAE[discount, trace], atol=1e-6)
+
+
+def test_reward_to_go_agrees_with_rlax():
+    reward = np.full((1, 9), np.nan)
+    reward[RLAX_ACTS] = RLAX_REWARD
+    found = reward_to_go(reward, RLAX_ACTS, discount=0.9)
+    np.testing.assert_allclose(np.asarray(found)[RLAX_ACTS], RLAX_RETURNS, atol=1e-6)

@@ -1,9 +1,11 @@
 """Packing samples into rows."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from searchrl_jax.rollout.batch import RowShape, Sample, pack
+from searchrl_jax.rollout.batch import RowShape, Sample, arrange, fill, pack, unpack
 
 
 def sample(ids, is_action):
@@ -21,6 +23,37 @@ def test_two_samples_in_a_row_are_laid_out_literally():
     assert rows.is_action.tolist() == [[True, True, True, True, False]]
     np.testing.assert_allclose(rows.behavior_logprob, [[-0.6, -0.8, -0.4, -0.3, 0]], rtol=1e-6)
     np.testing.assert_allclose(rows.advantage, [[3, 4, 2, 1.5, 0]])
+
+
+def test_what_a_sample_lacks_is_filled_in():
+    whole = sample([5, 6, 7, 8], [0, 1, 0, 1])
+    part = replace(
+        whole,
+        trajectory_tokens=9,
+        proximal_logprob=-whole.token_ids / 2,
+        reference_logprob=-whole.token_ids / 4,
+        value=whole.token_ids * 2.0,
+        value_target=whole.token_ids * 3.0,
+    )
+    (rows,) = pack([whole, part], [RowShape(1, 9, 5)])
+    assert rows.trajectory_tokens.tolist() == [[2, 2, 9, 9, 0]]
+    np.testing.assert_allclose(rows.proximal_logprob, [[-0.6, -0.8, -3, -4, 0]], rtol=1e-6)
+    np.testing.assert_allclose(rows.reference_logprob, [[0, 0, -1.5, -2, 0]])
+    np.testing.assert_allclose(rows.value, [[0, 0, 12, 16, 0]])
+    np.testing.assert_allclose(rows.value_target, [[0, 0, 18, 24, 0]])
+
+
+def test_unpack_gives_each_sample_its_own_again():
+    rng = np.random.default_rng(1)
+    samples = []
+    for number in range(12):
+        is_action = rng.random(int(rng.integers(2, 11))) < 0.5
+        is_action[0], is_action[-1] = False, True
+        samples.append(sample(100 * number + np.arange(len(is_action)), is_action))
+    layouts = arrange(samples, [RowShape(2, 6, 4), RowShape(3, 25, 12)])
+    batches = [fill([[samples[i] for i in row] for row in layout.rows], layout.shape) for layout in layouts]
+    found = unpack(samples, layouts, [np.take_along_axis(rows.token_ids, rows.target, axis=1) for rows in batches])
+    assert [values.tolist() for values in found] == [each.token_ids[each.is_action].tolist() for each in samples]
 
 
 def test_masks_follow_length_not_ids():  # fault 9

@@ -217,3 +217,119 @@ def test_nothing_to_learn_from_is_refused():  # fault 7
     (rows,) = pack(samples(), [SHAPE])
     with pytest.raises(ValueError, match="at least one action token, got none"):
         update(state, [rows.replace(is_action=np.zeros_like(rows.is_action))])
+
+
+# Everything that a loss can be made of, in rows with 1 and with 90 action tokens, for each way to average.
+
+WIDE = RowShape(4, 100, 96)
+HEAD = {"value": {"kernel": 0.1 * jax.random.normal(jax.random.key(5), (CONFIG.model_dim, 1)), "bias": jnp.ones(1)}}
+
+
+def full_spec(how):
+    return LossSpec(
+        "ppo",
+        dual_clip=3.0,
+        aggregation=how,
+        normalizer=96.0 if how == "constant" else None,
+        has_reference=True,
+        kl_coef=0.3,
+        entropy_coef=0.1,
+        value_clip=0.2,
+        value_trunk_coef=0.5,
+    )
+
+
+@functools.lru_cache
+def ragged():
+    """Trajectories of 1, 90, 4 and 4 action tokens; one of the last two comes in two parts."""
+    rng = np.random.default_rng(3)
+    made = []
+    for actions, whole in ((1, 1), (90, 90), (2, 4), (4, 4), (2, 4)):
+        is_action = np.arange(actions + 2) > 1
+        draw = functools.partial(rng.normal, size=len(is_action))
+        made.append(
+            Sample(
+                rng.integers(0, V, len(is_action)),
+                is_action,
+                draw(-4, 0.3).astype(np.float32),
+                draw(),
+                trajectory_tokens=whole,
+                proximal_logprob=draw(-4, 0.3),
+                reference_logprob=draw(-4, 0.3),
+                value=draw(),
+                value_target=draw(),
+            )
+        )
+    return made
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def full_sums(spec, weights, rows):
+    return jax.value_and_grad(lambda w: loss_sums(CONFIG, spec, w[0], rows, w[1]), has_aux=True)(weights)
+
+
+def full_gradient(spec, batches):
+    parts = [full_sums(spec, (PARAMS, HEAD), rows) for rows in batches]
+    loss = sum(float(part[0][0]) for part in parts)
+    denominator = sum(float(part[0][1]["denominator"]) for part in parts)
+    grads = jax.tree.map(lambda *grads: sum(grads) / denominator, *[part[1] for part in parts])
+    return loss / denominator, grads, denominator
+
+
+@pytest.mark.parametrize("how", ["token_mean", "sequence_mean", "constant"])
+def test_every_part_of_the_loss_is_the_same_for_any_layout(how):
+    spec = full_spec(how)
+    (packed,) = pack(ragged(), [WIDE])
+    assert packed.segment_ids.max() > 1
+    want = full_gradient(spec, [packed])
+    # The parts of a trajectory count as one, in one micro-batch or in two.
+    assert want[2] == pytest.approx({"token_mean": 99, "sequence_mean": 4, "constant": 4 * 96}[how], rel=1e-6)
+    layouts = {
+        "alone": [batch for sample in ragged() for batch in pack([sample], [WIDE])],
+        "in two": [*pack(ragged()[:3], [WIDE]), *pack(ragged()[3:], [WIDE])],
+        "rows turned": [jax.tree.map(lambda x: x[[2, 0, 3, 1]], packed)],
+        "samples turned": pack(ragged()[::-1], [WIDE]),
+    }
+    for name, batches in layouts.items():
+        loss, grads, denominator = full_gradient(spec, batches)
+        assert loss == pytest.approx(want[0], rel=1e-5) and denominator == pytest.approx(want[2], rel=1e-6), name
+        for found, expected in zip(jax.tree.leaves(grads), jax.tree.leaves(want[1]), strict=True):
+            np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5 * np.abs(expected).max(), err_msg=name)
+
+
+def test_poison_at_places_without_an_action_reaches_no_part_of_the_loss():  # faults 6, 15 and 17
+    (rows,) = pack(ragged(), [WIDE])
+    names = ("behavior_logprob", "advantage", "proximal_logprob", "reference_logprob", "value", "value_target")
+    poisoned = rows.replace(**{n: np.where(rows.is_action, vars(rows)[n], np.nan).astype(np.float32) for n in names})
+    spec = full_spec("sequence_mean")
+    for one, other in zip(
+        jax.tree.leaves(full_sums(spec, (PARAMS, HEAD), poisoned)),
+        jax.tree.leaves(full_sums(spec, (PARAMS, HEAD), rows)),
+        strict=True,
+    ):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_the_entropy_s_gradient_is_finite_outside_the_nucleus():
+    spec = LossSpec("ppo", entropy_coef=1.0, top_p=0.5)
+    (_, metrics), grads = sums_and_grads(spec, PARAMS, pack(samples(), [SHAPE])[0])
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves((metrics, grads)))
+
+
+def test_remat_changes_no_gradient():
+    (rows,) = pack(samples(), [SHAPE])
+    again, plain = (
+        jax.jit(jax.grad(lambda p, remat=remat: loss_sums(CONFIG, PPO, p, rows, remat=remat)[0]))
+        for remat in (True, False)
+    )
+    assert "optimization_barrier" in again.lower(PARAMS).as_text()
+    assert "optimization_barrier" not in plain.lower(PARAMS).as_text()
+    want = sums_and_grads(PPO, PARAMS, rows)[1]
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5, rtol=1e-4), again(PARAMS), want)
+
+
+def test_a_value_model_without_an_optimizer_is_refused():
+    update = make_update(CONFIG, PPO, optax.sgd(0.1))
+    state = init_state(PARAMS, optax.sgd(0.1), HEAD, optax.sgd(0.1))
+    with pytest.raises(ValueError, match="a value model and an optimizer for it, or neither"):
+        update(state, pack(samples(), [SHAPE]))
