@@ -36,7 +36,7 @@ def save_groups(path: Path, groups: Mapping[int, Sequence[Trajectory]]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(".partial")
     with partial.open("wb") as file:
-        np.savez(file, allow_pickle=False, **arrays)  # type: ignore[arg-type]  # numpy's stub takes them for the flag
+        np.savez(file, allow_pickle=False, **arrays)
         file.flush()
         os.fsync(file.fileno())
     os.replace(partial, path)
@@ -54,10 +54,10 @@ def load_groups(path: Path) -> dict[int, list[Trajectory]]:
 
 
 def _rest(trajectory: Trajectory) -> dict[str, Any]:
-    rest = dataclasses.asdict(dataclasses.replace(trajectory, **dict.fromkeys(_ARRAYS, np.zeros(0))))
-    return {name: value for name, value in rest.items() if name not in _ARRAYS}
+    rest = {f.name: getattr(trajectory, f.name) for f in dataclasses.fields(trajectory) if f.name not in _ARRAYS}
+    return rest | {"turns": [dataclasses.asdict(turn) for turn in trajectory.turns]}
 
 
-def _trajectory(rest: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Trajectory:
-    plain = {**rest, "ranking": tuple(rest["ranking"]), "turns": tuple(Turn(**turn) for turn in rest["turns"])}
-    return Trajectory(**plain, **arrays)
+def _trajectory(rest: dict[str, Any], arrays: dict[str, Any]) -> Trajectory:
+    turns = tuple(Turn(**turn) for turn in rest["turns"])
+    return Trajectory(**arrays | rest | {"ranking": tuple(rest["ranking"]), "turns": turns})
