@@ -294,8 +294,8 @@ class _Run:
             metrics["tokens_per_second"] = sum(len(t.token_ids) for t in trajectories) / (now - step_began)
             is_last = step == total
             metrics |= {**taken.metrics, **device_memory(self.mesh)}
-            trained = sum(sample.is_action.sum() for sample in samples)
-            metrics["throughput/update"] = float(trained / metrics["timing_s/policy_update"])
+            sampled = sum(trajectory.num_action_tokens for trajectory in trajectories)
+            metrics["throughput/update"] = sampled / metrics["timing_s/policy_update"]
             if schedule.val_every and (step % schedule.val_every == 0 or is_last):
                 with source.paused():
                     metrics |= self._validate(state.params, step)

@@ -12,6 +12,7 @@ from test_collect import CONFIG, DIALECT, LIMITS, PARAMS, SEARCH, STOP, SUBMIT, 
 
 from searchrl_jax.data.stream import TaskStream
 from searchrl_jax.env import Limits
+from searchrl_jax.env.tools import ToolRunner
 from searchrl_jax.models.decoder import forward, unembed
 from searchrl_jax.ops.sampling import processed_log_probs
 from searchrl_jax.retrieval import Hit
@@ -75,7 +76,9 @@ class Slow:
 def make_player(engine=None, tool=None, **options):
     options = {"timeout_seconds": 60, "max_retries": 0} | options
     retrievers = None if tool is None else dict.fromkeys(TOOLS, tool)
-    return Player(engine or Busy(), tiny_env(DIALECT, LIMITS, retrievers), DIALECT, **options)
+    env = tiny_env(DIALECT, LIMITS, retrievers)
+    env.runner = ToolRunner(60, 0)  # on a busy machine a tool may wait long for its turn
+    return Player(engine or Busy(), env, DIALECT, **options)
 
 
 @pytest.fixture
@@ -313,6 +316,7 @@ def test_a_bad_rollout_is_masked_and_many_stop_the_run(make, monkeypatch):
         player.play(None, [Request(n, task) for n, task in enumerate(TASKS)], Sampling(), policy_version=0)
     assert not any(player.engine.ids), "slots are freed"
     player.close()
+    monkeypatch.undo()
     source = make(3, player=make_player(tool=Failing(999), max_failed_share=0.0))
     with pytest.raises(TooManyFailures, match="ConnectionError: refused"):
         source.take(None, 0)
