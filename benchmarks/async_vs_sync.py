@@ -79,11 +79,11 @@ def main(argv: Sequence[str]) -> int:
     for index, seed in enumerate(chosen.seeds.split(",")):
         for mode in modes:
             final = finals[mode][index]
-            tuned, taken = final["agents"]["tuned"], final["seconds"]["rl"]
-            ndcg, failed = tuned["ndcg@10"], tuned["failure_rate"]
+            tuned, seconds = final["agents"]["tuned"], final["seconds"]["rl"]
+            low, high = tuned["intervals"]["ndcg@10"]
             print(
-                f"| {seed} | {mode} | {taken:.0f} | {ndcg['value']:.3f} [{ndcg['low']:.3f}, {ndcg['high']:.3f}] "
-                f"| {100 * failed['value']:.1f} |"
+                f"| {seed} | {mode} | {seconds:.0f} | {tuned['ndcg@10']:.3f} [{low:.3f}, {high:.3f}] "
+                f"| {100 * tuned['failure_rate']:.1f} |"
             )
     return 0
 
