@@ -90,6 +90,7 @@ class Player:
         self.timeout_seconds, self.max_retries = timeout_seconds, max_retries
         self.failures = FailureLimit(max_failed_share)
         self.pool = ThreadPoolExecutor(threads, thread_name_prefix="tool")
+        self.seconds_in_tools = 0.0  # that no slot decoded, since all waited
         self.retries = 0
         self.sampled_tokens = 0
 
@@ -303,7 +304,9 @@ class Flight:
                 self._in_tools[slot] = future
                 future.add_done_callback(lambda _: self._on_answer())
         if self._waits_for_tools:
+            began = time.perf_counter()
             wait(self._in_tools.values())
+            player.seconds_in_tools += time.perf_counter() - began
             finished += self._settle(list(self._in_tools))
         return finished
 

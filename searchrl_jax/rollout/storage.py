@@ -59,5 +59,6 @@ def _rest(trajectory: Trajectory) -> dict[str, Any]:
 
 
 def _trajectory(rest: dict[str, Any], arrays: dict[str, Any]) -> Trajectory:
-    turns = tuple(Turn(**turn) for turn in rest["turns"])
-    return Trajectory(**arrays | rest | {"ranking": tuple(rest["ranking"]), "turns": turns})
+    # JSON has lists where a trajectory has tuples.
+    plain = {name: tuple(value) if isinstance(value, list) else value for name, value in rest.items()}
+    return Trajectory(**arrays | plain | {"turns": tuple(Turn(**turn) for turn in rest["turns"])})
