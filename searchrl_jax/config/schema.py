@@ -215,6 +215,10 @@ class RolloutConfig(Checked):
     """Seconds after which a rollout counts as failed."""
     rollout_max_retries: int = field(default=3, metadata=within(0))
     """Tries more that a rollout gets after its tools failed, before it is masked and counted."""
+    max_failed_share: float = field(default=0.1, metadata=within(0, 1))
+    """Share of the latest rollouts whose tools may have failed for good; past it the run stops."""
+    max_steps_off_policy: int = field(default=3, metadata=within(0))
+    """Training steps that the oldest weights behind a trained trajectory may lag; 0 plays and updates in turns."""
     decode_chunk: int = field(default=16, metadata=within(1))
     """Tokens that live slots decode between two looks at finished turns and waiting observations."""
 

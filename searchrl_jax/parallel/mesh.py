@@ -37,3 +37,13 @@ def make_mesh(data: int, fsdp: int, tensor: int, devices: Sequence[jax.Device] |
             "change an axis, or pass the devices to use"
         )
     return jax.make_mesh((data, fsdp, tensor), AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=devices)
+
+
+def device_memory(mesh: Mesh) -> dict[str, float]:
+    """`memory/in_use_gb` and `memory/peak_gb` of this process's fullest device of the mesh, in 1e9 bytes.
+
+    Empty where the backend doesn't say, as on a CPU.
+    """
+    stats = [device.memory_stats() or {} for device in mesh.local_devices]
+    names = {"memory/in_use_gb": "bytes_in_use", "memory/peak_gb": "peak_bytes_in_use"}
+    return {name: max(s[key] for s in stats) / 1e9 for name, key in names.items() if all(key in s for s in stats)}

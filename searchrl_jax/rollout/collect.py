@@ -2,8 +2,8 @@
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -13,13 +13,14 @@ from searchrl_jax.env import Episode, SearchEnv, StepResult
 from searchrl_jax.env.rewards import CONTEXT_LIMIT, TOKEN_LIMIT, TOOL_FAILURE
 from searchrl_jax.models.decoder import Params
 from searchrl_jax.rollout.engine import Engine, Sampling
+from searchrl_jax.rollout.failures import FailureLimit
 from searchrl_jax.rollout.trajectory import Trajectory, Turn
 from searchrl_jax.text.hermes import Call, HermesDialect, Malformed
 
 
 @dataclass(frozen=True)
 class Request:
-    """One rollout to play. Its tokens follow from the engine's run key and `uid` alone."""
+    """One rollout to play. Its tokens follow from the engine's run key, `uid` and the weights alone."""
 
     uid: int
     task: Task
@@ -31,30 +32,34 @@ class _Rollout:
 
     request: Request
     episode: Episode
-    prompt_length: int
     began: float
     attempt: int
     is_action: list[bool] = field(default_factory=list)
     logprob: list[float] = field(default_factory=list)
+    version: list[int] = field(default_factory=list)
     turn: list[int] = field(default_factory=list)
     turn_begins: int = 0
     turns: list[Turn] = field(default_factory=list)
 
     def pad_to(self, length: int) -> None:
-        """Marks the tokens up to `length` as not the policy's."""
+        """Marks the tokens up to `length` as not the policy's; the next turn begins there."""
         missing = length - len(self.is_action)
         self.is_action += [False] * missing
         self.logprob += [0.0] * missing
+        self.version += [-1] * missing
         self.turn += [-1] * missing
+        self.turn_begins = length
+
+    def add(self, logprobs: Sequence[float], policy_version: int) -> None:
+        """Marks that many further tokens as sampled, by the weights of `policy_version`."""
+        self.is_action += [True] * len(logprobs)
+        self.logprob += logprobs
+        self.version += [policy_version] * len(logprobs)
+        self.turn += [len(self.turns)] * len(logprobs)
 
 
 class Player:
-    """Plays requests with one engine and one environment.
-
-    Rollouts are scheduled by what they sampled, never by how long a tool took: the turns that ended in a chunk are
-    answered side by side on host threads and awaited before the next chunk. So the same weights, requests and shapes
-    give the same arrays, bit for bit.
-    """
+    """Plays requests with one engine and one environment."""
 
     def __init__(
         self,
@@ -64,11 +69,13 @@ class Player:
         *,
         timeout_seconds: float,
         max_retries: int,
+        max_failed_share: float = 1.0,
         threads: int = 8,
     ) -> None:
         """Args:
         timeout_seconds: a rollout older than this has failed.
         max_retries: tries more for a rollout whose tool failed, before it is given back as failed.
+        max_failed_share: of the latest rollouts; where more are given back as failed, `TooManyFailures` is raised.
         threads: tools that run at once.
 
         Raises:
@@ -81,8 +88,11 @@ class Player:
             )
         self.engine, self.env, self.dialect = engine, env, dialect
         self.timeout_seconds, self.max_retries = timeout_seconds, max_retries
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="tool")
-        self.seconds_in_tools = 0.0
+        self.failures = FailureLimit(max_failed_share)
+        self.pool = ThreadPoolExecutor(threads, thread_name_prefix="tool")
+        self.seconds_in_tools = 0.0  # that no slot decoded, since all waited
+        self.retries = 0
+        self.sampled_tokens = 0
 
     def play(
         self,
@@ -95,55 +105,40 @@ class Player:
     ) -> list[Trajectory]:
         """The trajectories of `requests`, in their order.
 
+        The same weights, requests and shapes give the same arrays, bit for bit: see `Flight`, which here waits for
+        tools. The slots are free afterwards, whatever happens.
+
         Args:
             policy_version: learner step of `params`, recorded with each sampled token.
             on_finished: called with the number of finished rollouts whenever it grows.
 
         Raises:
             ValueError: two requests have one uid, or a prompt leaves no room in its episode.
+            TooManyFailures: tools failed too often.
         """
         if len({request.uid for request in requests}) < len(requests):
             raise ValueError(
                 "expected a uid for each request, got one twice: both would draw the same tokens; number them"
             )
-        engine, limits = self.engine, self.env.limits
-        waiting = deque((request, 0) for request in requests)
-        live: dict[int, _Rollout] = {}
+        waiting = deque(requests)
+        flight = Flight(
+            self,
+            sampling,
+            draw=lambda count: [waiting.popleft() for _ in range(min(count, len(waiting)))],
+            waits_for_tools=True,
+        )
         finished: dict[int, Trajectory] = {}
-        while waiting or live:
-            for slot in range(engine.shapes.slots):
-                if waiting and slot not in live:
-                    request, attempt = waiting.popleft()
-                    live[slot] = self._start(slot, request, attempt)
-            engine.flush(params)
-            budget = np.zeros(engine.shapes.slots, np.int32)
-            for slot, rollout in live.items():
-                length = len(engine.ids[slot])
-                in_turn = length - rollout.turn_begins
-                budget[slot] = min(limits.max_tokens_per_turn - in_turn, limits.max_tokens_per_episode - length)
-            chunk = engine.decode(params, budget, sampling)
-            ended = []
-            for slot in sorted(live):
-                rollout, count = live[slot], int(chunk.count[slot])
-                rollout.is_action += [True] * count
-                rollout.logprob += chunk.logprobs[slot, :count].tolist()
-                rollout.turn += [len(rollout.turns)] * count
-                if count == budget[slot] or engine.ids[slot][-1] == engine.stop_id:
-                    ended.append(slot)
-            for slot, result in zip(ended, self._answer([(slot, live[slot]) for slot in ended]), strict=True):
-                rollout = live[slot]
-                if result.status == TOOL_FAILURE and rollout.attempt < self.max_retries:
-                    waiting.appendleft((rollout.request, rollout.attempt + 1))
-                elif result.status is not None:
-                    finished[rollout.request.uid] = self._finish(slot, rollout, result, policy_version)
+        try:
+            while len(finished) < len(requests):
+                for trajectory in flight.tick(params, policy_version):
+                    finished[trajectory.uid] = trajectory
                     on_finished(len(finished))
-                else:
-                    continue
-                del live[slot]
-                engine.release(slot)
+        finally:
+            flight.abandon()
         return [finished[request.uid] for request in requests]
 
-    def _start(self, slot: int, request: Request, attempt: int) -> _Rollout:
+    def begin(self, slot: int, request: Request, attempt: int) -> _Rollout:
+        """Gives `slot` to a rollout of `request`; `attempt` tries went before it."""
         episode = self.env.start(request.task)
         prompt = self.dialect.render_prompt(episode.question)
         room = self.env.limits.max_tokens_per_episode
@@ -153,38 +148,33 @@ class Player:
                 "raise env.max_tokens_per_episode or drop the task"
             )
         self.engine.start(slot, request.uid, prompt)
-        rollout = _Rollout(request, episode, len(prompt), time.monotonic(), attempt, turn_begins=len(prompt))
+        rollout = _Rollout(request, episode, time.monotonic(), attempt)
         rollout.pad_to(len(prompt))
         return rollout
 
-    def _answer(self, ended: Sequence[tuple[int, _Rollout]]) -> Iterator[StepResult]:
-        """What the environment makes of the turns that ended, and their observations appended."""
-        began = time.perf_counter()
-        results = list(self._pool.map(lambda pair: self._act(*pair), ended))
-        self.seconds_in_tools += time.perf_counter() - began
-        for (slot, rollout), (result, ids) in zip(ended, results, strict=True):
-            if result.status is None:
-                self.engine.extend(slot, ids)
-                rollout.pad_to(len(self.engine.ids[slot]))
-                rollout.turn_begins = len(self.engine.ids[slot])
-            yield result
+    def act(self, rollout: _Rollout, ids: Sequence[int]) -> tuple[StepResult, list[int]]:
+        """One turn's result, and the ids of its observation (none where the episode is over). Runs on a tool's thread.
 
-    def _act(self, slot: int, rollout: _Rollout) -> tuple[StepResult, list[int]]:
-        """One turn's result, and the ids of its observation (none where the episode is over)."""
-        ids = self.engine.ids[slot]
-        sampled, limits, episode = ids[rollout.turn_begins :], self.env.limits, rollout.episode
+        Args:
+            ids: of the rollout so far, the turn included.
+        """
+        sampled, episode = ids[rollout.turn_begins :], rollout.episode
         action: Call | Malformed | None = None
         observation: list[int] = []
         if time.monotonic() - rollout.began > self.timeout_seconds:
             result = episode.fail(TOOL_FAILURE, f"the rollout took longer than {self.timeout_seconds} s")
         elif sampled[-1] == self.engine.stop_id:
-            action = self.dialect.parse(sampled)
-            result = episode.step(action)
-            if result.status is None:
-                observation = self.dialect.render_observation(result.observation)
-                if len(ids) + len(observation) >= limits.max_tokens_per_episode:
-                    result = episode.fail(CONTEXT_LIMIT)
-        elif len(sampled) >= limits.max_tokens_per_turn:
+            try:
+                action = self.dialect.parse(sampled)
+                result = episode.step(action)
+                if result.status is None:
+                    observation = self.dialect.render_observation(result.observation)
+            except Exception as error:
+                # One bad rollout is masked and counted, as for a tool that fails; many of them stop the run.
+                result = episode.fail(TOOL_FAILURE, f"{type(error).__name__}: {error}")
+            if result.status is None and len(ids) + len(observation) >= self.env.limits.max_tokens_per_episode:
+                result = episode.fail(CONTEXT_LIMIT)
+        elif len(sampled) >= self.env.limits.max_tokens_per_turn:
             result = episode.fail(TOKEN_LIMIT)
         else:
             result = episode.fail(CONTEXT_LIMIT)
@@ -198,20 +188,26 @@ class Player:
                 error=result.error,
                 tool=result.tool,
                 seconds=result.seconds,
+                detail=result.detail,
             )
         )
         return result, observation
 
-    def _finish(self, slot: int, rollout: _Rollout, result: StepResult, policy_version: int) -> Trajectory:
-        is_action = np.array(rollout.is_action, bool)
+    def end(self, rollout: _Rollout, ids: Sequence[int], result: StepResult) -> Trajectory:
+        """The trajectory of a rollout that is over.
+
+        Raises:
+            TooManyFailures: it is one failure too many.
+        """
         assert result.status is not None
+        self.failures.count(result.status == TOOL_FAILURE, result.detail)
         return Trajectory(
             uid=rollout.request.uid,
             task_id=rollout.request.task.task_id,
-            token_ids=np.array(self.engine.ids[slot], np.int32),
-            is_action=is_action,
+            token_ids=np.array(ids, np.int32),
+            is_action=np.array(rollout.is_action, bool),
             behavior_logprob=np.array(rollout.logprob, np.float32),
-            policy_version=np.where(is_action, policy_version, -1).astype(np.int32),
+            policy_version=np.array(rollout.version, np.int32),
             turn=np.array(rollout.turn, np.int32),
             status=result.status,
             reward=result.reward,
@@ -220,3 +216,130 @@ class Player:
             turns=tuple(rollout.turns),
             seconds=time.monotonic() - rollout.began,
         )
+
+    def close(self) -> None:
+        """Ends the threads that tools run on, without waiting for a tool that hangs."""
+        self.pool.shutdown(wait=False, cancel_futures=True)
+
+
+class Flight:
+    """Rollouts in flight: each has a slot of the engine, and either decodes or waits for a tool.
+
+    With `waits_for_tools` the turns that ended in a chunk are answered side by side and awaited before the next chunk:
+    rollouts are scheduled by what they sampled, never by how long a tool took, so all is repeatable bit for bit.
+    Without, the others go on decoding meanwhile, and the company that a rollout keeps depends on the clock; what it
+    samples does not, up to float rounding.
+    """
+
+    def __init__(
+        self,
+        player: Player,
+        sampling: Sampling,
+        *,
+        draw: Callable[[int], Sequence[Request]],
+        waits_for_tools: bool,
+        on_answer: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Args:
+        draw: called with the number of free slots; returns requests to begin, few or more than that.
+        on_answer: called on the tool's thread after each answer.
+
+        Raises:
+            ValueError: the engine plays something else.
+        """
+        if any(player.engine.ids):
+            raise ValueError("expected an engine with free slots, got one at play; pause what it plays first")
+        self._player, self._sampling, self._draw = player, sampling, draw
+        self._waits_for_tools, self._on_answer = waits_for_tools, on_answer
+        self._waiting: deque[tuple[Request, int]] = deque()
+        self._live: dict[int, _Rollout] = {}
+        self._in_tools: dict[int, Future[tuple[StepResult, list[int]]]] = {}
+
+    @property
+    def vacant(self) -> int:
+        """Free slots that no request waits for."""
+        return max(0, self._player.engine.shapes.slots - len(self._live) - len(self._waiting))
+
+    @property
+    def can_advance(self) -> bool:
+        """Whether a tick would decode something, or take an answer, of what is in flight."""
+        is_any_free = len(self._live) < self._player.engine.shapes.slots
+        return (
+            len(self._in_tools) < len(self._live)
+            or (bool(self._waiting) and is_any_free)
+            or any(future.done() for future in self._in_tools.values())
+        )
+
+    def tick(self, params: Params, policy_version: int) -> list[Trajectory]:
+        """Takes the answers that came, fills free slots, decodes a chunk, and hands on the turns that ended.
+
+        Returns:
+            The trajectories that finished.
+        """
+        player, engine, limits = self._player, self._player.engine, self._player.env.limits
+        finished = self._settle([slot for slot, future in self._in_tools.items() if future.done()])
+        if self.vacant:
+            self._waiting.extend((request, 0) for request in self._draw(self.vacant))
+        for slot in range(engine.shapes.slots):
+            if self._waiting and slot not in self._live:
+                request, attempt = self._waiting.popleft()
+                self._live[slot] = player.begin(slot, request, attempt)
+        acting = [slot for slot in sorted(self._live) if slot not in self._in_tools]
+        if not acting:
+            return finished
+        engine.flush(params)
+        budget = np.zeros(engine.shapes.slots, np.int32)
+        for slot in acting:
+            length = len(engine.ids[slot])
+            in_turn = length - self._live[slot].turn_begins
+            budget[slot] = min(limits.max_tokens_per_turn - in_turn, limits.max_tokens_per_episode - length)
+        chunk = engine.decode(params, budget, self._sampling)
+        player.sampled_tokens += int(chunk.count.sum())
+        for slot in acting:
+            rollout, count = self._live[slot], int(chunk.count[slot])
+            rollout.add(chunk.logprobs[slot, :count].tolist(), policy_version)
+            if count == budget[slot] or engine.ids[slot][-1] == engine.stop_id:
+                # A copy: while the tool runs the slot may be set aside.
+                future = player.pool.submit(player.act, rollout, list(engine.ids[slot]))
+                self._in_tools[slot] = future
+                future.add_done_callback(lambda _: self._on_answer())
+        if self._waits_for_tools:
+            began = time.perf_counter()
+            wait(self._in_tools.values())
+            player.seconds_in_tools += time.perf_counter() - began
+            finished += self._settle(list(self._in_tools))
+        return finished
+
+    def _settle(self, slots: Sequence[int]) -> list[Trajectory]:
+        """Appends the observations of `slots`, whose tools have answered; the trajectories that are over."""
+        player, engine, finished = self._player, self._player.engine, []
+        for slot in sorted(slots):
+            rollout = self._live[slot]
+            result, observation = self._in_tools.pop(slot).result()
+            if result.status is None:
+                engine.extend(slot, observation)
+                rollout.pad_to(len(engine.ids[slot]))
+                continue
+            if result.status == TOOL_FAILURE and rollout.attempt < player.max_retries:
+                self._waiting.appendleft((rollout.request, rollout.attempt + 1))
+                player.retries += 1
+            else:
+                finished.append(player.end(rollout, engine.ids[slot], result))
+            del self._live[slot]
+            engine.release(slot)
+        return finished
+
+    def wind_clocks(self, seconds: float) -> None:
+        """Takes back `seconds` from the age of every rollout: it was not played meanwhile."""
+        for rollout in self._live.values():
+            rollout.began += seconds
+
+    def abandon(self) -> None:
+        """Frees the slots and drops what is in flight."""
+        for future in self._in_tools.values():
+            future.cancel()
+        for slot in self._live:
+            self._player.engine.release(slot)
+        self._waiting.clear()
+        self._live.clear()
+        self._in_tools.clear()

@@ -132,6 +132,7 @@ class Engine:
             out_shardings=(cache_sharding, sampled_sharding, sampled_sharding, sampled_sharding),
         )
         self._reset = jax.jit(_reset_slot, donate_argnames="cache", out_shardings=cache_sharding)
+        self._empty = jax.jit(_empty_slots, donate_argnames="cache", out_shardings=cache_sharding)
 
     def start(self, slot: int, uid: int, ids: Sequence[int]) -> None:
         """Gives `slot` to the trajectory `uid`, which begins with `ids`; what the slot held is forgotten."""
@@ -147,6 +148,27 @@ class Engine:
     def release(self, slot: int) -> None:
         """Frees `slot`: its trajectory is over."""
         self.ids[slot] = []
+
+    def forget(self) -> None:
+        """Empties the cache and keeps every slot's ids: the next `flush` computes all of them with the weights it gets.
+
+        Called between the last use of old weights and the first of new ones, so that no key, value or convolution
+        input of the old is ever attended to by the new.
+        """
+        self.held[:] = 0
+        self.cache = self._empty(self.cache)
+
+    def set_aside(self) -> list[tuple[int, list[int]]]:
+        """Frees every slot for other rollouts, and returns what `put_back` needs: each slot's uid and ids."""
+        aside = [(int(uid), ids) for uid, ids in zip(self.uids, self.ids, strict=True)]
+        self.ids = [[] for _ in self.ids]
+        return aside
+
+    def put_back(self, aside: Sequence[tuple[int, list[int]]]) -> None:
+        """The slots as they were before `set_aside`; their cache is computed anew."""
+        self.uids = np.array([uid for uid, _ in aside], np.uint32)
+        self.ids = [ids for _, ids in aside]
+        self.forget()
 
     def flush(self, params: Params) -> None:
         """Brings the cache up to date: appends all that waits, every slot's ids but the last."""
@@ -199,6 +221,10 @@ class Engine:
 
 def _reset_slot(cache: Cache, slot: Int[Array, ""]) -> Cache:
     return Cache(cache.k, cache.v, conv=cache.conv.at[:, slot].set(0), length=cache.length.at[slot].set(0))
+
+
+def _empty_slots(cache: Cache) -> Cache:
+    return Cache(cache.k, cache.v, conv=jnp.zeros_like(cache.conv), length=jnp.zeros_like(cache.length))
 
 
 def _append_rows(

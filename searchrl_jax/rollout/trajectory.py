@@ -11,7 +11,7 @@ from searchrl_jax.env.rewards import SUBMITTED, TOOL_FAILURE
 
 @dataclass(frozen=True)
 class Turn:
-    """One turn as a person reads it, and what it counts for."""
+    """One turn as a person reads it, and what it counts for. `detail` says how a tool or the environment failed."""
 
     action: str
     observation: str
@@ -21,6 +21,7 @@ class Turn:
     error: str | None
     tool: str | None
     seconds: float
+    detail: str | None = None
 
 
 @dataclass(frozen=True)
@@ -88,6 +89,11 @@ class Trajectory:
                 f"{len(self.turn_rewards)}; pay 0 for a turn that earned nothing"
             )
         return self.turn_rewards
+
+    @property
+    def oldest_version(self) -> int:
+        """The least policy version that sampled one of its tokens."""
+        return int(self.policy_version[self.is_action].min())
 
     @property
     def num_action_tokens(self) -> int:

@@ -5,7 +5,7 @@ import fcntl
 import json
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +23,14 @@ from searchrl_jax.evaluation.rescore import TOLERANCE, rescored_metrics, titles_
 from searchrl_jax.models.axes import CACHE_AXES, PARAMETER_AXES
 from searchrl_jax.models.cache import init_cache
 from searchrl_jax.models.decoder import Params, init_params
-from searchrl_jax.parallel.mesh import make_mesh
+from searchrl_jax.parallel.mesh import device_memory, make_mesh
 from searchrl_jax.parallel.rules import place_rows, tree_shardings
+from searchrl_jax.retrieval import Retriever
+from searchrl_jax.rollout.asynchronous import AsynchronousSource
 from searchrl_jax.rollout.batch import RowShape
-from searchrl_jax.rollout.collect import Player, Request
+from searchrl_jax.rollout.collect import Player
 from searchrl_jax.rollout.engine import Engine, Sampling, Shapes
+from searchrl_jax.rollout.source import GroupSource, Plan, SynchronousSource
 from searchrl_jax.rollout.trajectory import Trajectory
 from searchrl_jax.train.checkpoint import Checkpointer
 from searchrl_jax.train.finish import compare_and_report
@@ -45,8 +48,14 @@ WARMUP_SAVE_EVERY = 200
 WARMUP_LOG_EVERY = 50
 
 
-def run(experiment: Experiment) -> dict[str, Any]:
+def run(
+    experiment: Experiment,
+    wrap_tool: Callable[[Retriever], Retriever] = lambda retriever: retriever,
+) -> dict[str, Any]:
     """Runs `experiment` from where its run directory stands to the end, and returns the summary of `final.json`.
+
+    Args:
+        wrap_tool: what the policy's tools become, such as slower ones, for a rehearsal; the baselines keep theirs.
 
     Raises:
         SetupError: the configuration or the data is at fault, or the directory holds a run of another configuration.
@@ -59,7 +68,8 @@ def run(experiment: Experiment) -> dict[str, Any]:
             stack.enter_context(_only_process(workdir))
             stop = stack.enter_context(StopSignal(experiment.time_limit_hours))
             _claim(workdir, experiment)
-            job = _Run(experiment, workdir, stop)
+            job = _Run(experiment, workdir, stop, wrap_tool)
+            stack.callback(job.close)
         except (ValueError, OSError) as error:
             raise SetupError(str(error)) from error
         return job.finish()
@@ -72,12 +82,18 @@ class SetupError(ValueError):
 class _Run:
     """One process's work on a run."""
 
-    def __init__(self, experiment: Experiment, workdir: Path, stop: StopSignal) -> None:
+    def __init__(
+        self,
+        experiment: Experiment,
+        workdir: Path,
+        stop: StopSignal,
+        wrap_tool: Callable[[Retriever], Retriever],
+    ) -> None:
         self.experiment, self.workdir, self.stop = experiment, workdir, stop
         self.config_json = to_json(experiment)
         began = time.perf_counter()
         print("setting up: documents, indexes, tokenizer", flush=True)
-        self.work: Workspace = build_workspace(experiment, workdir)
+        self.work: Workspace = build_workspace(experiment, workdir, wrap_tool)
         self.seconds = {"setup": time.perf_counter() - began}
         sizes = ", ".join(f"{len(tasks):,} {split}" for split, tasks in self.work.tasks.items())
         print(f"{len(self.work.documents):,} documents; tasks: {sizes}; {self.seconds['setup']:.0f} s", flush=True)
@@ -96,6 +112,11 @@ class _Run:
             RowShape(self.mesh.shape["data"] * self.mesh.shape["fsdp"], length, actions),
         )
         rollout = experiment.rollout
+        if rollout.max_steps_off_policy and jax.process_count() > 1:
+            raise ValueError(
+                f"rollout.max_steps_off_policy: expected 0 with {jax.process_count()} processes, got "
+                f"{rollout.max_steps_off_policy}; their clocks would schedule rollouts differently: play in turns"
+            )
         shapes = Shapes.choose(
             rollout.rollout_max_concurrency,
             limits.max_tokens_per_episode,
@@ -116,7 +137,16 @@ class _Run:
             self.work.dialect,
             timeout_seconds=rollout.rollout_timeout,
             max_retries=rollout.rollout_max_retries,
+            max_failed_share=rollout.max_failed_share,
+            threads=rollout.rollout_max_concurrency,
         )
+        self.source: GroupSource | None = None
+
+    def close(self) -> None:
+        """Ends the threads; waits for none that a tool holds up."""
+        if self.source is not None:
+            self.source.close()
+        self.player.close()
 
     def finish(self) -> dict[str, Any]:
         """All phases that are not done yet."""
@@ -207,13 +237,13 @@ class _Run:
         batch, schedule = experiment.batch, experiment.schedule
         total = min(schedule.max_steps, schedule.max_epochs * self.stream.batches_per_epoch)
         learner = Learner(experiment, work.model, base, self.row_shapes, self.mesh, steps=total)
-        stream = self.stream
+        self.source = source = self._make_source(total)
         checkpoints = self._checkpointer("rl")
         newest = checkpoints.latest()
         seconds = 0.0
         if newest is not None:
             learner.state, host = checkpoints.restore(learner.state)
-            stream.restore(host["stream"])
+            source.restore(newest, host)
             seconds = host["seconds"]
             print(f"resumed after step {newest} of {total}", flush=True)
         log = MetricsLog(
@@ -233,10 +263,9 @@ class _Run:
         progress = Progress(total - done)
         for step in range(done + 1, total + 1):
             step_began = time.perf_counter()
-            tasks = stream.next_batch()
-            groups = self._rollouts(learner.params, tasks, step)
+            taken = source.take(learner.params, step - 1)
+            tasks, groups, trajectories = taken.tasks, taken.groups, taken.trajectories
             rollout_seconds = time.perf_counter() - step_began
-            trajectories = [trajectory for group in groups for trajectory in group]
             metrics = rollout_metrics(trajectories) | self._rescored(trajectories, tasks, f"step {step}")
             learn_began = time.perf_counter()
             metrics |= learner.learn(groups, step)
@@ -244,36 +273,45 @@ class _Run:
             metrics["timing_s/rollout"], metrics["timing_s/policy_update"] = rollout_seconds, now - learn_began
             metrics["tokens_per_second"] = sum(len(t.token_ids) for t in trajectories) / (now - step_began)
             is_last = step == total
+            metrics |= {**taken.metrics, **device_memory(self.mesh)}
+            sampled = sum(trajectory.num_action_tokens for trajectory in trajectories)
+            metrics["throughput/update"] = sampled / metrics["timing_s/policy_update"]
             if schedule.val_every and (step % schedule.val_every == 0 or is_last):
-                metrics |= self._validate(learner.params, step)
+                with source.paused():
+                    metrics |= self._validate(learner.params, step)
             metrics["timing_s/step"] = time.perf_counter() - step_began
             _write_trajectories(self.workdir / "trajectories" / f"step_{step:06d}.jsonl", trajectories)
             log.append(step, metrics)
             print(train_line(step, total, metrics, progress.left(step - done)), flush=True)
             reason = self.stop.reason
             if step % schedule.save_every == 0 or is_last or reason:
-                checkpoints.save(
-                    step, learner.state, {"stream": stream.state(), "seconds": time.perf_counter() - began}
-                )
+                checkpoints.save(step, learner.state, source.save(step) | {"seconds": time.perf_counter() - began})
             if reason and not is_last:
                 raise _interrupted(reason)
+        source.close()
         log.close()
         checkpoints.close()
         self.seconds["rl"] = time.perf_counter() - began if total > done else seconds
         return learner.params
 
-    def _rollouts(self, params: Params, tasks: Sequence[Task], step: int) -> list[list[Trajectory]]:
+    def _make_source(self, steps: int) -> GroupSource:
+        """Where the groups of `steps` steps come from."""
         batch, sampling = self.experiment.batch, self.experiment.sampling
-        first = (step - 1) * batch.global_batch_size * batch.group_size
-        requests = [
-            Request(first + p * batch.group_size + g, task)
-            for p, task in enumerate(tasks)
-            for g in range(batch.group_size)
-        ]
-        played = self.player.play(
-            params, requests, Sampling(sampling.temperature, sampling.sampling_top_p), policy_version=step - 1
+        plan = Plan(batch.global_batch_size, batch.group_size, steps)
+        drawn_from = Sampling(sampling.temperature, sampling.sampling_top_p)
+        bound = self.experiment.rollout.max_steps_off_policy
+        if bound == 0:
+            return SynchronousSource(self.player, self.stream, drawn_from, plan)
+        return AsynchronousSource(
+            self.player,
+            self.stream,
+            {task.task_id: task for task in self.work.tasks["train"]},
+            drawn_from,
+            plan,
+            max_steps_off_policy=bound,
+            folder=self.workdir / "checkpoints" / "rollouts",
+            takes_turns=self.mesh.size > 1,
         )
-        return [played[i : i + batch.group_size] for i in range(0, len(played), batch.group_size)]
 
     def _validate(self, params: Params, step: int) -> dict[str, float]:
         """`val/` metrics at each validation temperature; those of the first without a suffix."""

@@ -1,7 +1,7 @@
 """Everything that a run stands on and that no training changes: documents, tasks, tools, tokenizer, environment."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,8 +29,15 @@ class Workspace:
     model: DecoderConfig
 
 
-def build_workspace(experiment: Experiment, workdir: Path) -> Workspace:
+def build_workspace(
+    experiment: Experiment,
+    workdir: Path,
+    wrap_tool: Callable[[Retriever], Retriever] = lambda retriever: retriever,
+) -> Workspace:
     """Reads or makes all parts. The tokenizer is kept in `workdir`, trained on the training side if it isn't there.
+
+    Args:
+        wrap_tool: makes a tool of a retriever.
 
     Raises:
         ValueError: the user's documents or tasks are faulty, a split is empty, or a question leaves an episode no room.
@@ -53,7 +60,7 @@ def build_workspace(experiment: Experiment, workdir: Path) -> Workspace:
         "bm25": build_index(documents, "bm25", stemmer=data.bm25_stemmer or None),
         "vector": build_index(documents, "vector", encoder="wordllama", index=data.vector_index),
     }
-    tools = {f"{name}_search": retriever for name, retriever in retrievers.items()}
+    tools = {f"{name}_search": wrap_tool(retriever) for name, retriever in retrievers.items()}
     path = workdir / "tokenizer.json"
     if not path.exists():
         judged_elsewhere = {d for split in ("validation", "test") for task in tasks[split] for d in task.relevance}

@@ -164,6 +164,16 @@ def test_a_failing_tool_is_retried_and_then_masked():  # fault 28
     assert got.token_ids[got.is_action].tolist() == [*SEARCH, *SUBMIT], "a retry begins anew"
 
 
+def test_a_rollout_out_of_time_is_masked_and_a_closed_player_runs_no_tool():
+    player = Player(Scripted({1: SEARCH}), tiny_env(DIALECT, LIMITS), DIALECT, timeout_seconds=0, max_retries=0)
+    (got,) = player.play(None, [Request(1, TASKS[0])], Sampling(), policy_version=0)
+    assert (got.status, got.reward) == ("tool_failure", None) and "longer than 0 s" in got.turns[0].detail
+    player.close()
+    with pytest.raises(RuntimeError, match="after shutdown"):
+        player.play(None, [Request(1, TASKS[0])], Sampling(), policy_version=0)
+    assert player.engine.ids == [[], []], "slots are freed"
+
+
 def test_more_requests_than_slots_come_back_in_order_and_nothing_stays():  # fault 36
     scripts = {uid: [*SEARCH, *SUBMIT] if uid % 3 else [STOP] * 3 for uid in range(7)}
     got = play(scripts)

@@ -89,6 +89,31 @@ def test_new_weights_leave_nothing_of_the_old_in_the_cache(engine):
     assert play(engine, (0,), (9,), params=OTHER) == fresh
 
 
+def test_slots_that_were_set_aside_go_on_as_if_nothing_had_happened(engine):
+    undisturbed, log_probs = play(make(3), (0, 1), (7, 9))
+    engine.start(0, 7, PROMPTS[7])
+    engine.start(1, 9, PROMPTS[9])
+    engine.flush(PARAMS)
+    budget = np.array([10, 10, 0])
+    first = engine.decode(PARAMS, budget, Sampling())
+    aside = engine.set_aside()
+    assert engine.ids == [[], [], []]
+    play(engine, (0, 1, 2), (8, 7, 9), params=OTHER)
+    engine.put_back(aside)
+    assert engine.held.tolist() == [0, 0, 0] and not engine.cache.length.any() and not engine.cache.conv.any()
+    found = first.logprobs[0, : first.count[0]].tolist()
+    budget[:2] -= first.count[:2]
+    while budget[0] and engine.ids[0][-1] != STOP:
+        engine.flush(PARAMS)
+        chunk = engine.decode(PARAMS, budget, Sampling())
+        found += chunk.logprobs[0, : chunk.count[0]].tolist()
+        budget -= chunk.count
+    assert engine.ids[0] == undisturbed[7]
+    np.testing.assert_allclose(found, log_probs[7], atol=1e-4)
+    for slot in (0, 1):
+        engine.release(slot)
+
+
 def test_appended_ids_are_kept_as_they_are(engine):
     engine.start(0, 7, PROMPTS[7])
     engine.flush(PARAMS)

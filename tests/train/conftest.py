@@ -21,6 +21,7 @@ SETTINGS: dict[str, Any] = {
     "sampling.sampling_max_tokens": 24,
     "rollout.rollout_max_concurrency": 4,
     "rollout.decode_chunk": 8,
+    "rollout.max_steps_off_policy": 0,
     "env.max_turns": 3,
     "env.max_tokens_per_episode": 192,
     "env.results_per_search": 2,

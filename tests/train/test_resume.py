@@ -17,6 +17,7 @@ import pytest
 
 from searchrl_jax.train.tracker import read_rows
 
+CLOCKS = ("timing_s/", "timing_share/", "throughput/", "memory/")
 LAUNCH = Path(__file__).resolve().parents[2] / "launch" / "tpu.py"
 CHANGES = {
     "schedule.max_steps": 3,
@@ -85,7 +86,7 @@ def arrays(workdir: Path, phase: str) -> dict[str, np.ndarray]:
 def rows(path: Path) -> list[dict[str, Any]]:
     """The rows of a metrics file without what a clock says."""
     return [
-        {k: v for k, v in row.items() if not k.startswith("timing_s/") and k not in ("tokens_per_second", "seconds")}
+        {k: v for k, v in row.items() if not k.startswith(CLOCKS) and k not in ("tokens_per_second", "seconds")}
         for row in read_rows(path)
     ]
 
