@@ -11,13 +11,13 @@ group, and a group without variance teaches nothing.
     overlong  pastes what it found into a query to the second tool until the token limit of the turn; it does not go in
               circles, since demonstrations that do teach loops that reinforcement learning hardly unlearns
 
-A call may *slip*: it breaks off with a few wrong tokens, is closed (or left malformed), and then written again. The wrong
-tokens are in the episode but not to be imitated; what follows them is. A policy that has only ever read what is right repeats a wrong
-token until the turn's limit.
+A call may *slip*: it breaks off with a few wrong tokens, is closed (or left malformed), and then written again. The
+wrong tokens are in the episode but not to be imitated; what follows them is. A policy that has only ever read what is
+right repeats a wrong token until the turn's limit.
 
 The first search uses either tool, since which of them serves a question is for reinforcement learning to find out. The
-flawed second searches use the second tool and the good ones the first, so that the choice of the tool tells them
-apart: where both begin alike, the penalty of the one teaches the policy not to search again at all.
+flawed second searches use the second tool and the good ones the first, so that the choice of the tool tells them apart:
+where both begin alike, the penalty of the one teaches the policy not to search again at all.
 """
 
 from collections.abc import Mapping, Sequence
