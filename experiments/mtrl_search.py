@@ -68,7 +68,7 @@ def config(scale: str) -> Experiment:
             copy_steps=75,
             scrambled=0.8,
             slips=0.2,
-            lazy=0.35,
+            lazy=0.12,
             rambling=0.07,
             overlong=0.07,
         ),

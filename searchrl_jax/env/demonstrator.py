@@ -11,12 +11,13 @@ group, and a group without variance teaches nothing.
     overlong  pastes what it found into a query to the second tool until the token limit of the turn; it does not go in
               circles, since demonstrations that do teach loops that reinforcement learning hardly unlearns
 
-A query may *slip*: it breaks off with a few wrong tokens, is closed, and then asked again. The wrong tokens are in the
-episode but not to be imitated; what follows them is. A policy that has only ever read what is right repeats a wrong
-token until the turn's limit.
+A call may *slip*: it breaks off with a few wrong tokens, is closed (or left malformed), and then written again. The
+wrong tokens are in the episode but not to be imitated; what follows them is. A policy that has only ever read what is
+right repeats a wrong token until the turn's limit.
 
-The flawed second searches use the second tool and the good ones the first, so that the choice of the tool tells them
-apart: where both begin alike, the penalty of the one teaches the policy not to search again at all.
+The first search uses either tool, since which of them serves a question is for reinforcement learning to find out. The
+flawed second searches use the second tool and the good ones the first, so that the choice of the tool tells them apart:
+where both begin alike, the penalty of the one teaches the policy not to search again at all.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,7 +30,7 @@ from searchrl_jax.data.schema import Document, Task
 from searchrl_jax.env.observations import LINKS_WORD
 from searchrl_jax.env.rewards import CONTEXT_LIMIT, TOKEN_LIMIT
 from searchrl_jax.env.search_env import Episode, SearchEnv
-from searchrl_jax.text.hermes import Call, HermesDialect, search_call, submit_call
+from searchrl_jax.text.hermes import Call, HermesDialect, Malformed, search_call, submit_call
 
 ODD_CHARACTERS = frozenset('"\\{}[]<>|')  # in a query they would need escapes, or look like call syntax
 
@@ -126,32 +127,32 @@ class _Play:
         learns to submit references at random.
         """
         metadata = self.task.metadata
-        shown = self._search(self.bm25, self._first_query())
+        tool, other = self._either()
+        shown = self._search(tool, self._first_query())
         ranking = shown
         if "via" in metadata and shown:
-            page = metadata["via"] if metadata["via"] in shown else shown[0]
+            page = metadata["via"]
+            if page not in shown:
+                page = next((doc_id for doc_id in shown if self._line(doc_id)), shown[0])
             quoted = metadata.get("target_description")
             query = self._line(page) if quoted is None else self._quoted(str(quoted))
             found = self._search(self.bm25, query) if query else []
             ranking = [*found, page] if found else shown
         elif not shown or ("description" not in metadata and self._best() not in shown):
             # The words of a user's own question need not be those of the page.
-            ranking = [*shown, *self._search(self.second, self._first_query())]
+            ranking = [*shown, *self._search(other, self._first_query())]
         self._submit(list(dict.fromkeys(ranking))[:10])
 
     def lazy(self) -> None:
-        """Searches once with either tool and trusts the order that comes back."""
-        tools = [self.bm25, *self.others[:1]]
-        if self.others and self.rng.random() >= 0.6:
-            tools.reverse()
+        """Searches once and trusts the order that comes back."""
         shown: list[str] = []
-        for tool in tools:  # a second search only where the first finds nothing, as a lexical one may
+        for tool in self._either():  # a second search only where the first finds nothing, as a lexical one may
             shown = shown or self._search(tool, self._first_query())
         self._submit(shown)
 
     def ramble(self) -> None:
         """Asks the same again until no turn is left."""
-        tool = self.bm25
+        tool = self._either()[0]
         while not self.episode.done:
             self._call(self._search_call(tool, self._cut(self._first_query())))
             tool = self.second
@@ -162,7 +163,7 @@ class _Play:
         What it pastes can be copied. Words out of nowhere would be the larger part of the loss, and teach the policy to
         put probability on all of the vocabulary.
         """
-        self._search(self.bm25, self._first_query())
+        self._search(self._either()[0], self._first_query())
         if self.episode.done:
             return
         limit = self.d.env.limits.max_tokens_per_turn
@@ -187,33 +188,37 @@ class _Play:
         call = self._search_call(tool, self._cut(query))
         shown: list[str] = []
         if self._may_search() and self.rng.random() < self.d.slips:
-            shown = self._slip(call)
+            shown = self._slip(call, is_malformed=self.rng.random() < 0.3)
         return self._call(call) if self._may_search() else shown
 
     def _may_search(self) -> bool:
         return not self.episode.done and self.episode.turn < self.d.env.limits.max_turns - 1
 
-    def _slip(self, call: Call) -> list[str]:
-        """Makes `call` with a query that breaks off: after some of its tokens come up to six wrong ones, and its end.
+    def _slip(self, call: Call, *, is_malformed: bool) -> list[str]:
+        """Writes `call` with its query or ranking broken off: after some of its tokens come up to six wrong ones.
+
+        Args:
+            is_malformed: lose the end of the arguments, too; what comes back says so.
 
         Source:
             Laskey et al. 2017, arXiv:1703.09327 (DART): noise in a demonstrator's actions shows how to recover.
         """
         ids, rng, count = self.d.dialect.render_call(call), self.rng, int(self.rng.integers(1, 4))
-        query = np.flatnonzero(~np.isin(ids, self.d.syntax))
-        begin = int(rng.choice(query[1:])) if len(query) > 1 else int(query[0])
+        arguments = np.flatnonzero(~np.isin(ids, self.d.syntax))
+        begin, end = int(rng.choice(arguments[1:])) if len(arguments) > 1 else int(arguments[0]), int(arguments[-1]) + 1
         anything = rng.choice(self.d.words, count)
         again = np.repeat(ids[begin - 1], count)
         start = int(rng.integers(len(self.token_ids)))
         elsewhere = np.array(self.token_ids[start : start + 2 * count])
         wrong = (anything, again, elsewhere)[int(rng.integers(3))].tolist()
-        written = [*ids[:begin], *wrong, *ids[int(query[-1]) + 1 :]]
+        written = [*ids[:begin], *wrong, *ids[end + is_malformed :]]
         slipped = self.d.dialect.parse(written)
-        if not isinstance(slipped, Call) or len(written) > self.d.env.limits.max_tokens_per_turn:
-            return []  # what slipped in is syntax, or does not fit: no slip
+        if isinstance(slipped, Malformed) != is_malformed or len(written) > self.d.env.limits.max_tokens_per_turn:
+            return []  # what slipped in makes another kind of call, or does not fit: no slip
         first = len(self.token_ids) + begin
         shown = self._call(slipped, written)
-        self.is_imitated[first : first + len(wrong)] = [False] * len(wrong)
+        imitated_from = first + (len(written) - begin if is_malformed else len(wrong))
+        self.is_imitated[first:imitated_from] = [False] * (imitated_from - first)
         return shown
 
     def _submit(self, doc_ids: Sequence[str]) -> None:
@@ -224,11 +229,18 @@ class _Play:
             self.ramble()
             return
         references = self.episode.references
-        self._call(submit_call([references.number(doc_id) for doc_id in doc_ids]))
+        call = submit_call([references.number(doc_id) for doc_id in doc_ids])
+        if self._may_search() and self.rng.random() < self.d.slips / 2:
+            self._slip(call, is_malformed=True)
+        self._call(call)
 
-    def _call(self, call: Call, ids: Sequence[int] | None = None) -> list[str]:
+    def _either(self) -> tuple[str, str]:
+        """Both tools, in a random order."""
+        return (self.bm25, self.second) if self.rng.random() < 0.5 else (self.second, self.bm25)
+
+    def _call(self, call: Call | Malformed, ids: Sequence[int] | None = None) -> list[str]:
         """Documents that the observation of `call` shows; it is written as `ids`, if given."""
-        if not self._write(self.d.dialect.render_call(call) if ids is None else ids):
+        if not self._write(self.d.dialect.render_call(call) if ids is None and isinstance(call, Call) else ids or ()):
             return []
         result = self.episode.step(call)
         if result.status is None:
