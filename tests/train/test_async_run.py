@@ -15,8 +15,6 @@ from searchrl_jax.train.loop import SetupError, run
 from searchrl_jax.train.tracker import read_rows
 
 CHANGES = {
-    "warmup.steps": 10,
-    "warmup.copy_steps": 2,
     "schedule.max_steps": 4,
     "val.temperatures": (1.0,),
     "val.val_at_start": False,
@@ -93,7 +91,8 @@ def test_rollouts_ahead_of_the_learner(
         [{k: v for k, v in row.items() if not k.startswith(clocks)} for row in read_rows(workdir / "metrics.jsonl")]
         for workdir in (turns, forced)
     )
-    assert one == two and any(row["grad_norm"] > 0 for row in one)
+    assert one == two
+    assert any(row["grad_norm"] > 0 for row in one), "something was learnt"
 
 
 def test_several_processes_play_in_turns(
