@@ -75,6 +75,14 @@ class ValConfig(Checked):
     """Sampling temperatures, each validated at; 0 is greedy decoding. The first one's metrics are `val/`."""
     sampling_top_p: float = field(default=1.0, metadata=within(0, 1, above=True))
     """Nucleus cutoff."""
+    sampling_max_tokens: int = field(default=0, metadata=within(0))
+    """Cap on the tokens of one turn; 0 for that of the training rollouts."""
+    val_group_size: int = field(default=1, metadata=within(1))
+    """Rollouts per validation task."""
+    pass_k_values: tuple[int, ...] = field(default=(1, 2, 4, 8, 16, 32), metadata=within(1))
+    """Tries k that pass@k and pass^k are measured for; those above val_group_size are left out."""
+    success_threshold: float = field(default=1.0, metadata=within(-1, 1))
+    """Reward from which a rollout counts as a success."""
     val_batch_size: int = field(default=0, metadata=within(0))
     """Validation tasks to use, always the same ones; 0 for all of them."""
     val_at_start: bool = True

@@ -6,6 +6,7 @@ import json
 import os
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,15 @@ from searchrl_jax.rollout.trajectory import Trajectory
 from searchrl_jax.train.checkpoint import Checkpointer
 from searchrl_jax.train.finish import compare_and_report
 from searchrl_jax.train.interrupt import Interrupted, StopSignal
-from searchrl_jax.train.learn import group_advantages, group_metrics, rollout_metrics, samples_of, split_minibatches
+from searchrl_jax.train.learn import group_advantages, samples_of, split_minibatches
+from searchrl_jax.train.measures import (
+    distributions,
+    group_metrics,
+    prefixed,
+    rollout_metrics,
+    success_metrics,
+    training_metrics,
+)
 from searchrl_jax.train.progress import Progress, train_line
 from searchrl_jax.train.state import init_state, make_optimizer
 from searchrl_jax.train.step import LossSpec, make_update
@@ -112,6 +121,16 @@ class _Run:
         self.player = Player(
             engine,
             self.work.env,
+            self.work.dialect,
+            timeout_seconds=rollout.rollout_timeout,
+            max_retries=rollout.rollout_max_retries,
+        )
+        val_limits = replace(
+            limits, max_tokens_per_turn=experiment.val.sampling_max_tokens or limits.max_tokens_per_turn
+        )
+        self.val_player = Player(
+            engine,
+            self.work.env.with_limits(val_limits),
             self.work.dialect,
             timeout_seconds=rollout.rollout_timeout,
             max_retries=rollout.rollout_max_retries,
@@ -231,6 +250,7 @@ class _Run:
         )
         update = make_update(work.model, spec, optimizer, shardings)
         done = newest or 0
+        save_seconds = 0.0
         began = time.perf_counter() - seconds
         if newest is None and total:
             size = f"{batch.global_batch_size} x {batch.group_size}"
@@ -240,14 +260,18 @@ class _Run:
             self._check_stop()
         progress = Progress(total - done)
         for step in range(done + 1, total + 1):
-            step_began = time.perf_counter()
+            step_began, tools_before = time.perf_counter(), self.player.seconds_in_tools
             tasks = stream.next_batch()
             groups = self._rollouts(state.params, tasks, step)
             rollout_seconds = time.perf_counter() - step_began
             trajectories = [trajectory for group in groups for trajectory in group]
             advantages, is_trained = group_advantages(groups, rl)
             samples = samples_of(groups, advantages, is_trained)
-            metrics = rollout_metrics(trajectories) | group_metrics(groups, advantages, is_trained)
+            metrics = rollout_metrics(trajectories) | prefixed("rollout", distributions(groups))
+            metrics |= group_metrics(groups, advantages, is_trained, wanted_groups=batch.global_batch_size)
+            metrics |= training_metrics(
+                trajectories, samples, num_groups=len(groups), num_trained=int(is_trained.sum())
+            ) | {"training/epoch": 1 + (step - 1) // stream.batches_per_epoch, "training/global_step": step}
             metrics |= self._rescored(trajectories, tasks, f"step {step}")
             learn_began = time.perf_counter()
             seen = []
@@ -261,6 +285,9 @@ class _Run:
                 metrics[short] = metrics.get(f"learner/{name}", 0.0)
             now = time.perf_counter()
             metrics["timing_s/rollout"], metrics["timing_s/policy_update"] = rollout_seconds, now - learn_began
+            metrics["timing_s/tools"] = self.player.seconds_in_tools - tools_before
+            metrics["timing_s/training"] = now - step_began - rollout_seconds
+            metrics["timing_s/save_checkpoint"] = save_seconds
             metrics["tokens_per_second"] = sum(len(t.token_ids) for t in trajectories) / (now - step_began)
             is_last = step == total
             if schedule.val_every and (step % schedule.val_every == 0 or is_last):
@@ -271,7 +298,9 @@ class _Run:
             print(train_line(step, total, metrics, progress.left(step - done)), flush=True)
             reason = self.stop.reason
             if step % schedule.save_every == 0 or is_last or reason:
-                checkpoints.save(step, state, {"stream": stream.state(), "seconds": time.perf_counter() - began})
+                save_began = time.perf_counter()
+                checkpoints.save(step, state, {"stream": stream.state(), "seconds": save_began - began})
+                save_seconds = time.perf_counter() - save_began
             if reason and not is_last:
                 raise _interrupted(reason)
         log.close()
@@ -296,21 +325,26 @@ class _Run:
         """`val/` metrics at each validation temperature; those of the first without a suffix."""
         val = self.experiment.val
         tasks = self.work.tasks["validation"][: val.val_batch_size or None]
+        began = time.perf_counter()
         metrics: dict[str, float] = {}
         for index, temperature in enumerate(val.temperatures):
             sampling = Sampling(temperature, val.sampling_top_p)
-            trajectories = play_tasks(self.player, params, tasks, sampling, policy_version=step)
+            trajectories = play_tasks(
+                self.val_player, params, tasks, sampling, policy_version=step, group_size=val.val_group_size
+            )
+            groups = [trajectories[i : i + val.val_group_size] for i in range(0, len(trajectories), val.val_group_size)]
             prefix = "val" if index == 0 else f"val_t{temperature:g}"
-            found = rollout_metrics(trajectories)
+            found = rollout_metrics(trajectories) | distributions(groups)
+            found |= success_metrics(groups, success_threshold=val.success_threshold, pass_k_values=val.pass_k_values)
             found |= self._rescored(trajectories, tasks, f"validation after step {step}, temperature {temperature:g}")
-            metrics |= {f"{prefix}/{name}": value for name, value in found.items()}
+            metrics |= prefixed(prefix, found)
             print(
                 f"validation after step {step}, temperature {temperature:g}: nDCG@10 {found['ndcg@10']:.3f}, given "
                 f"completion {found['ndcg@10_completed']:.3f}, failed {found['failure_rate']:.1%}, "
                 f"malformed {found['malformed_rate']:.1%}, turns {found['turns']:.2f}",
                 flush=True,
             )
-        return metrics
+        return metrics | {"timing_s/eval": time.perf_counter() - began}
 
     def _rescored(self, trajectories: Sequence[Trajectory], tasks: Sequence[Task], where: str) -> dict[str, float]:
         """The metrics of the second reading, with a warning where it disagrees with the environment."""

@@ -1,6 +1,5 @@
-"""From groups of trajectories to training samples and metrics, on trajectories made by hand."""
+"""From groups of trajectories to training samples on trajectories made by hand."""
 
-import math
 from typing import Any
 
 import numpy as np
@@ -10,9 +9,7 @@ from searchrl_jax.config.schema import RLConfig
 from searchrl_jax.rollout.trajectory import Trajectory, Turn
 from searchrl_jax.train.learn import (
     group_advantages,
-    group_metrics,
     group_rewards,
-    rollout_metrics,
     samples_of,
     split_minibatches,
 )
@@ -122,49 +119,3 @@ def test_fewer_samples_than_minibatches_leave_none_empty() -> None:
     groups = groups_of([1.0, 0.0])
     samples = samples_of(groups, *group_advantages(groups, CONFIG))
     assert [len(part) for part in split_minibatches(samples, 4, np.random.default_rng(0))] == [1, 1]
-
-
-def test_metrics_by_hand() -> None:
-    played = [
-        trajectory(1.0),
-        trajectory(0.5, lengths=(4,)),
-        trajectory(-1.0, lengths=(1, 1, 1), malformed=2),
-        trajectory(None, lengths=(2,)),
-    ]
-    found = rollout_metrics(played)
-    assert found["reward"] == pytest.approx(0.5 / 3)
-    assert found["ndcg@10"] == pytest.approx(1.5 / 3)
-    assert found["ndcg@10_completed"] == pytest.approx(0.75)
-    assert found["failure_rate"] == 0.5
-    assert found["failures/turn_limit"] == found["failures/tool_failure"] == 0.25
-    assert found["malformed_rate"] == pytest.approx(2 / 7)
-    assert found["searches"] == pytest.approx(5 / 4)
-    assert found["turns"] == pytest.approx(7 / 4) and found["turns_max"] == 3
-    assert found["action_tokens"] == pytest.approx((5 + 4 + 3 + 2) / 4)
-    assert found["tokens/response_max"] == 5
-    assert found["logprob/mean"] == found["logprob/min"] == -0.5
-    assert (found["reward_min"], found["reward_max"], found["reward_zero_frac"]) == (-1.0, 1.0, 0.0)
-
-
-def test_metrics_where_all_failed() -> None:
-    found = rollout_metrics([trajectory(-1.0), trajectory(-1.0)])
-    assert (found["reward"], found["ndcg@10"], found["failure_rate"]) == (-1.0, 0.0, 1.0)
-    assert math.isnan(found["ndcg@10_completed"])
-    assert found["failures/turn_limit"] == 1.0
-
-
-def test_metrics_where_every_tool_failed() -> None:
-    found = rollout_metrics([trajectory(None), trajectory(None)])
-    assert all(math.isnan(found[name]) for name in ("reward", "ndcg@10", "ndcg@10_completed"))
-    assert found["failures/tool_failure"] == 1.0 and "reward_std" not in found
-
-
-def test_group_metrics_by_hand() -> None:
-    groups = groups_of([1.0, 0.0, None], [0.5, 0.5, 0.5], [None, None, None])
-    found = group_metrics(groups, *group_advantages(groups, CONFIG))
-    assert (found["num_groups"], found["num_trajectories"]) == (3, 9)
-    assert (found["zero_adv_groups"], found["masked_rollouts"]) == (2, 4)
-    assert found["group_reward_spread"] == pytest.approx((1.0 + 0.0) / 2)
-    assert found["advantage_std"] == pytest.approx(1 / math.sqrt(2), rel=1e-4)
-    nothing = group_metrics(groups[2:], *group_advantages(groups[2:], CONFIG))
-    assert (nothing["group_reward_spread"], nothing["advantage_std"]) == (0.0, 0.0)
