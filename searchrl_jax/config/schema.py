@@ -5,6 +5,7 @@ recipes can be read here. Its ranges are not: limits such as "batches of 32, 64 
 are a product's, and a run on two CPU cores lies outside them. A range here excludes only what has no meaning.
 """
 
+import math
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
@@ -51,6 +52,8 @@ class RLConfig(Checked):
     """Divide advantages by their standard deviation."""
     minibatches: int = field(default=1, metadata=within(1))
     """Gradient steps that one batch of rollouts is split into."""
+    refill_groups: int = field(default=0, metadata=within(0))
+    """Tries to make up for groups without variance by as many fresh prompts, on top of the epoch's; 0 for none."""
 
 
 @dataclass(frozen=True)
@@ -147,14 +150,22 @@ class DataConfig(Checked):
     """`pydocs` for the embedded corpus, or the path of a JSONL file of documents."""
     tasks: str = ""
     """Path of a JSONL file of tasks; empty for the embedded corpus, which brings its own."""
-
+    mixing: tuple[str, ...] = ()
+    """Weight of each dataset among the training prompts, as in `frames=2,musique=1`; empty takes tasks as they come."""
+    mixing_field: str = "dataset"
+    """Metadata field of a task that names its dataset."""
+    curriculum: bool = False
+    """Draw training tasks by their measured pass rate, most often those passed half of the time."""
+    curriculum_threshold: float = field(default=0.5, metadata=within(-1, 1))
+    """Reward from which a rollout counts as passed."""
     bm25_stemmer: str = ""
     """Snowball stemmer of the lexical index, such as english; empty for none."""
     vector_index: Literal["scann", "exact"] = "scann"
     """How the vector index searches; exact needs no ScaNN and no AVX2."""
 
     def check(self) -> None:
-        """A corpus of one's own needs tasks of one's own, and the embedded corpus takes none."""
+        """A corpus of one's own needs tasks of one's own, and the embedded corpus takes none. Weights are readable."""
+        mixing_weights(self.mixing)
         if self.corpus != "pydocs" and not self.tasks:
             raise ValueError(f"data.tasks: expected a JSONL file of tasks over {self.corpus!r}, got ''; name one")
         if self.corpus == "pydocs" and self.tasks:
@@ -162,6 +173,28 @@ class DataConfig(Checked):
                 f"data.tasks: expected '' with the embedded corpus, got {self.tasks!r}; "
                 "name its documents in data.corpus"
             )
+
+
+def mixing_weights(mixing: tuple[str, ...]) -> dict[str, float] | None:
+    """The weight of each dataset that `data.mixing` names; None where it names none.
+
+    Raises:
+        ValueError: an entry is not `NAME=WEIGHT` with a finite weight of at least 0, or a name comes twice.
+    """
+    weights: dict[str, float] = {}
+    for entry in mixing:
+        name, _, number = entry.rpartition("=")
+        try:
+            weight = float(number)
+        except ValueError:
+            weight = math.nan
+        if not name or name in weights or not 0 <= weight < math.inf:
+            raise ValueError(
+                f"data.mixing: expected NAME=WEIGHT with a weight of at least 0 and each name once, got {entry!r} "
+                f"in {','.join(mixing)!r}; write it as frames=2,musique=1"
+            )
+        weights[name] = weight
+    return weights or None
 
 
 @dataclass(frozen=True)

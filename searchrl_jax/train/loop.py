@@ -2,6 +2,7 @@
 
 import contextlib
 import fcntl
+import functools
 import json
 import os
 import time
@@ -14,7 +15,7 @@ import jax
 import numpy as np
 
 from searchrl_jax.config.overlays import differences, to_json
-from searchrl_jax.config.schema import RESUMABLE_CHANGES, Experiment
+from searchrl_jax.config.schema import RESUMABLE_CHANGES, Experiment, mixing_weights
 from searchrl_jax.core.random import named_key
 from searchrl_jax.data.schema import Task
 from searchrl_jax.data.stream import TaskStream
@@ -30,6 +31,7 @@ from searchrl_jax.rollout.batch import RowShape, pack
 from searchrl_jax.rollout.collect import Player, Request
 from searchrl_jax.rollout.engine import Engine, Sampling, Shapes
 from searchrl_jax.rollout.trajectory import Trajectory
+from searchrl_jax.train.batches import play_batch, record_pass_rates
 from searchrl_jax.train.checkpoint import Checkpointer
 from searchrl_jax.train.finish import compare_and_report
 from searchrl_jax.train.interrupt import Interrupted, StopSignal
@@ -91,7 +93,15 @@ class _Run:
         print(f"{len(self.work.documents):,} documents; tasks: {sizes}; {self.seconds['setup']:.0f} s", flush=True)
         self.titles = titles_of(self.work.documents)
         # Made before the warm-up, so that a batch larger than the training set is refused at once.
-        self.stream = TaskStream(self.work.tasks["train"], experiment.batch.global_batch_size, experiment.seed)
+        data = experiment.data
+        self.stream = TaskStream(
+            self.work.tasks["train"],
+            experiment.batch.global_batch_size,
+            experiment.seed,
+            weights=mixing_weights(data.mixing),
+            field=data.mixing_field,
+            curriculum=data.curriculum,
+        )
         limits = self.work.env.limits
         mesh = experiment.mesh
         self.mesh = make_mesh(mesh.data, mesh.fsdp, mesh.tensor)
@@ -261,14 +271,16 @@ class _Run:
         progress = Progress(total - done)
         for step in range(done + 1, total + 1):
             step_began, tools_before = time.perf_counter(), self.player.seconds_in_tools
-            tasks = stream.next_batch()
-            groups = self._rollouts(state.params, tasks, step)
+            tasks, groups = play_batch(
+                stream, functools.partial(self._rollouts, state.params, step), refills=rl.refill_groups
+            )
+            record_pass_rates(stream, groups, threshold=experiment.data.curriculum_threshold)
             rollout_seconds = time.perf_counter() - step_began
             trajectories = [trajectory for group in groups for trajectory in group]
             advantages, is_trained = group_advantages(groups, rl)
             samples = samples_of(groups, advantages, is_trained)
             metrics = rollout_metrics(trajectories) | prefixed("rollout", distributions(groups))
-            metrics |= group_metrics(groups, advantages, is_trained, wanted_groups=batch.global_batch_size)
+            metrics |= group_metrics(groups, is_trained, advantages[is_trained], wanted_groups=batch.global_batch_size)
             metrics |= training_metrics(
                 trajectories, samples, num_groups=len(groups), num_trained=int(is_trained.sum())
             ) | {"training/epoch": 1 + (step - 1) // stream.batches_per_epoch, "training/global_step": step}
@@ -308,9 +320,11 @@ class _Run:
         self.seconds["rl"] = time.perf_counter() - began if total > done else seconds
         return state.params
 
-    def _rollouts(self, params: Params, tasks: Sequence[Task], step: int) -> list[list[Trajectory]]:
+    def _rollouts(self, params: Params, step: int, tasks: Sequence[Task], attempt: int) -> list[list[Trajectory]]:
+        """The groups of `tasks`; each try of each step has uids of its own."""
         batch, sampling = self.experiment.batch, self.experiment.sampling
-        first = (step - 1) * batch.global_batch_size * batch.group_size
+        tries = 1 + self.experiment.rl.refill_groups
+        first = ((step - 1) * tries + attempt) * batch.global_batch_size * batch.group_size
         requests = [
             Request(first + p * batch.group_size + g, task)
             for p, task in enumerate(tasks)

@@ -13,7 +13,7 @@ from searchrl_jax.env.rewards import STATUSES, SUBMITTED
 from searchrl_jax.evaluation.metrics import pass_at_k, pass_power_k
 from searchrl_jax.rollout.batch import Sample
 from searchrl_jax.rollout.trajectory import Trajectory
-from searchrl_jax.train.learn import Groups, group_rewards
+from searchrl_jax.train.learn import Groups
 
 Values = Sequence[float] | np.ndarray
 
@@ -83,11 +83,7 @@ def distributions(groups: Groups) -> dict[str, float]:
 
 
 def group_metrics(
-    groups: Groups,
-    advantages: Float[np.ndarray, "P G"],
-    is_trained: Bool[np.ndarray, "P G"],
-    *,
-    wanted_groups: int,
+    groups: Groups, is_trained: Bool[np.ndarray, "P G"], advantages: Float[np.ndarray, " n"], *, wanted_groups: int
 ) -> dict[str, float]:
     """What a step's groups have to teach: `rollout/reward/valid_mean`, `rollout/advantage/` and `analysis/`.
 
@@ -95,25 +91,26 @@ def group_metrics(
     wrong where it is not; a group whose every tool failed is neither.
 
     Args:
+        advantages: the estimates of the trained rollouts.
         wanted_groups: groups that make a full batch.
     """
-    rewards, is_valid = group_rewards(groups)
-    is_flat = ~is_trained.any(axis=1)
-    is_heard = is_valid.any(axis=1)
-    mean = np.array([_mean(row[valid]) for row, valid in zip(rewards, is_valid, strict=True)])
-    spread = [float(np.ptp(row[valid])) for row, valid in zip(rewards, is_valid, strict=True) if valid.any()]
-    trained = advantages[is_trained]
-    counts = {"n_positive": float(np.sum(trained > 0)), "n_negative": float(np.sum(trained < 0))}
+    rewards = [np.array([t.reward for t in group if t.reward is not None], np.float64) for group in groups]
+    is_flat = np.asarray(~is_trained.any(axis=1))
+    is_heard = np.array([len(row) > 0 for row in rewards])
+    mean = np.array([_mean(row) for row in rewards])
+    counts = {"n_positive": float(np.sum(advantages > 0)), "n_negative": float(np.sum(advantages < 0))}
     return {
-        "rollout/reward/valid_mean": _mean(rewards[is_valid & ~np.expand_dims(is_flat, 1)]),
-        **prefixed("rollout/advantage", _spread(trained) | counts),
+        "rollout/reward/valid_mean": _mean(
+            np.concatenate([np.empty(0), *(row for row, flat in zip(rewards, is_flat, strict=True) if not flat)])
+        ),
+        **prefixed("rollout/advantage", _spread(advantages) | counts),
         "analysis/batch_completion_ratio": len(groups) / wanted_groups,
         "analysis/batch_valid_ratio": float(np.mean(~is_flat)),
         "analysis/zero_adv_groups": float(is_flat.sum()),
         "analysis/zero_adv_nonzero_reward": float(np.sum(is_flat & is_heard & (mean > ROUNDING))),
         "analysis/zero_adv_zero_reward": float(np.sum(is_flat & is_heard & (mean <= ROUNDING))),
         "analysis/reward_variance_across_groups": float(np.var(mean[is_heard])) if is_heard.any() else float("nan"),
-        "analysis/mean_group_reward_spread": _mean(spread),
+        "analysis/mean_group_reward_spread": _mean([float(np.ptp(row)) for row in rewards if len(row)]),
     }
 
 

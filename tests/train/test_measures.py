@@ -49,6 +49,11 @@ def groups_of(*rewards: list[float | None]) -> list[list[Trajectory]]:
     return [[trajectory(reward) for reward in group] for group in rewards]
 
 
+def measured(groups: list[list[Trajectory]], wanted: int) -> dict[str, float]:
+    advantages, is_trained = group_advantages(groups, CONFIG)
+    return group_metrics(groups, is_trained, advantages[is_trained], wanted_groups=wanted)
+
+
 PLAYED = [
     trajectory(1.0),
     trajectory(0.5, (4,)),
@@ -101,7 +106,7 @@ def test_group_metrics_by_hand() -> None:
     groups = groups_of(
         [1.0, 0.0, None], [0.5, 0.5, 0.5], [0.0, 0.0, 0.0], [-1.0, -1.0, None], [None, None, None], [0.5, 1.0, 0.75]
     )
-    found = group_metrics(groups, *group_advantages(groups, CONFIG), wanted_groups=8)
+    found = measured(groups, 8)
     assert found["analysis/batch_completion_ratio"] == 6 / 8
     assert found["analysis/batch_valid_ratio"] == pytest.approx(2 / 6)
     assert found["analysis/zero_adv_groups"] == 4
@@ -114,14 +119,14 @@ def test_group_metrics_by_hand() -> None:
     assert (found["rollout/advantage/n_positive"], found["rollout/advantage/n_negative"]) == (2, 2)
     assert found["rollout/advantage/mean"] == pytest.approx(0, abs=1e-6)
     assert found["rollout/advantage/max"] == pytest.approx(1, rel=1e-4)
-    nothing = group_metrics(groups[4:5], *group_advantages(groups[4:5], CONFIG), wanted_groups=1)
+    nothing = measured(groups[4:5], 1)
     assert math.isnan(nothing["rollout/reward/valid_mean"]) and math.isnan(nothing["rollout/advantage/std"])
     assert nothing["analysis/batch_valid_ratio"] == 0
 
 
 def test_valid_mean_is_the_mean_where_no_group_was_left_out() -> None:
     groups = groups_of([1.0, 0.0], [0.5, 0.25])
-    found = group_metrics(groups, *group_advantages(groups, CONFIG), wanted_groups=2)
+    found = measured(groups, 2)
     assert found["rollout/reward/valid_mean"] == pytest.approx(distributions(groups)["reward/mean"])
 
 
