@@ -214,6 +214,8 @@ class EnvConfig(Checked):
     """Token budget of one observation."""
     see_also: int = field(default=4, metadata=within(0))
     """Names of linked documents that an observation shows for each result."""
+    keep_observations: int = field(default=0, metadata=within(0))
+    """Last observations that stay in the history; a placeholder stands for older ones. 0 keeps all."""
     tool_timeout: float = field(default=10.0, metadata=within(0, above=True))
     """Seconds after which a tool call counts as a failure of the tool."""
 

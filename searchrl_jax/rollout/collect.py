@@ -10,6 +10,8 @@ import numpy as np
 
 from searchrl_jax.data.schema import Task
 from searchrl_jax.env import Episode, SearchEnv, StepResult
+from searchrl_jax.env.history import compress
+from searchrl_jax.env.observations import LEFT_OUT
 from searchrl_jax.env.rewards import CONTEXT_LIMIT, TOKEN_LIMIT, TOOL_FAILURE
 from searchrl_jax.models.decoder import Params
 from searchrl_jax.rollout.engine import Engine, Sampling
@@ -31,7 +33,7 @@ class _Rollout:
 
     request: Request
     episode: Episode
-    prompt_length: int
+    prompt: list[int]
     began: float
     attempt: int
     is_action: list[bool] = field(default_factory=list)
@@ -39,10 +41,18 @@ class _Rollout:
     turn: list[int] = field(default_factory=list)
     turn_begins: int = 0
     turns: list[Turn] = field(default_factory=list)
+    exchanges: list[tuple[list[int], list[int]]] = field(default_factory=list)
+    closed: list[int] = field(default_factory=list)  # ids of the rows before the one that the slot holds
+    row_starts: list[int] = field(default_factory=lambda: [0])
+
+    def close_row(self, ids: Sequence[int]) -> None:
+        """Ends the row of `ids`, which ends with an action; what is sampled next belongs to another."""
+        self.closed += ids
+        self.row_starts.append(len(self.closed))
 
     def pad_to(self, length: int) -> None:
-        """Marks the tokens up to `length` as not the policy's."""
-        missing = length - len(self.is_action)
+        """Marks the tokens of the slot's row up to `length` as not the policy's."""
+        missing = len(self.closed) + length - len(self.is_action)
         self.is_action += [False] * missing
         self.logprob += [0.0] * missing
         self.turn += [-1] * missing
@@ -64,11 +74,15 @@ class Player:
         *,
         timeout_seconds: float,
         max_retries: int,
+        keep_observations: int = 0,
         threads: int = 8,
     ) -> None:
         """Args:
         timeout_seconds: a rollout older than this has failed.
         max_retries: tries more for a rollout whose tool failed, before it is given back as failed.
+        keep_observations: observations that stay in the history, the last ones; older ones give way to a placeholder,
+            and the slot begins anew with the history that is left. 0 keeps all. The limit on the tokens of an episode
+            is then on what the policy reads at a time.
         threads: tools that run at once.
 
         Raises:
@@ -81,6 +95,7 @@ class Player:
             )
         self.engine, self.env, self.dialect = engine, env, dialect
         self.timeout_seconds, self.max_retries = timeout_seconds, max_retries
+        self.keep_observations, self._placeholder = keep_observations, dialect.render_observation(LEFT_OUT)
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="tool")
         self.seconds_in_tools = 0.0
 
@@ -153,36 +168,46 @@ class Player:
                 "raise env.max_tokens_per_episode or drop the task"
             )
         self.engine.start(slot, request.uid, prompt)
-        rollout = _Rollout(request, episode, len(prompt), time.monotonic(), attempt, turn_begins=len(prompt))
+        rollout = _Rollout(request, episode, prompt, time.monotonic(), attempt, turn_begins=len(prompt))
         rollout.pad_to(len(prompt))
         return rollout
 
     def _answer(self, ended: Sequence[tuple[int, _Rollout]]) -> Iterator[StepResult]:
-        """What the environment makes of the turns that ended, and their observations appended."""
+        """What the environment makes of the turns that ended; the others go on with the history that follows."""
         began = time.perf_counter()
         results = list(self._pool.map(lambda pair: self._act(*pair), ended))
         self.seconds_in_tools += time.perf_counter() - began
         for (slot, rollout), (result, ids) in zip(ended, results, strict=True):
             if result.status is None:
-                self.engine.extend(slot, ids)
-                rollout.pad_to(len(self.engine.ids[slot]))
-                rollout.turn_begins = len(self.engine.ids[slot])
+                self._go_on(slot, rollout, ids)
             yield result
 
+    def _go_on(self, slot: int, rollout: _Rollout, history: list[int]) -> None:
+        """Appends what `history` adds to the slot; where it is no extension, the slot begins anew with it."""
+        ids = self.engine.ids[slot]
+        if history[: len(ids)] == ids:
+            self.engine.extend(slot, history[len(ids) :])
+        else:
+            rollout.close_row(ids)
+            self.engine.start(slot, rollout.request.uid, history, len(rollout.closed))
+        rollout.pad_to(len(history))
+        rollout.turn_begins = len(history)
+
     def _act(self, slot: int, rollout: _Rollout) -> tuple[StepResult, list[int]]:
-        """One turn's result, and the ids of its observation (none where the episode is over)."""
+        """One turn's result, and the ids that the policy reads next (none where the episode is over)."""
         ids = self.engine.ids[slot]
         sampled, limits, episode = ids[rollout.turn_begins :], self.env.limits, rollout.episode
         action: Call | Malformed | None = None
-        observation: list[int] = []
+        history: list[int] = []
         if time.monotonic() - rollout.began > self.timeout_seconds:
             result = episode.fail(TOOL_FAILURE, f"the rollout took longer than {self.timeout_seconds} s")
         elif sampled[-1] == self.engine.stop_id:
             action = self.dialect.parse(sampled)
             result = episode.step(action)
             if result.status is None:
-                observation = self.dialect.render_observation(result.observation)
-                if len(ids) + len(observation) >= limits.max_tokens_per_episode:
+                rollout.exchanges.append((sampled, self.dialect.render_observation(result.observation)))
+                history = compress(rollout.prompt, rollout.exchanges, self._placeholder, keep=self.keep_observations)
+                if len(history) >= limits.max_tokens_per_episode:
                     result = episode.fail(CONTEXT_LIMIT)
         elif len(sampled) >= limits.max_tokens_per_turn:
             result = episode.fail(TOKEN_LIMIT)
@@ -200,7 +225,7 @@ class Player:
                 seconds=result.seconds,
             )
         )
-        return result, observation
+        return result, history
 
     def _finish(self, slot: int, rollout: _Rollout, result: StepResult, policy_version: int) -> Trajectory:
         is_action = np.array(rollout.is_action, bool)
@@ -208,7 +233,7 @@ class Player:
         return Trajectory(
             uid=rollout.request.uid,
             task_id=rollout.request.task.task_id,
-            token_ids=np.array(self.engine.ids[slot], np.int32),
+            token_ids=np.array(rollout.closed + self.engine.ids[slot], np.int32),
             is_action=is_action,
             behavior_logprob=np.array(rollout.logprob, np.float32),
             policy_version=np.where(is_action, policy_version, -1).astype(np.int32),
@@ -219,4 +244,5 @@ class Player:
             ranking=tuple(result.ranking),
             turns=tuple(rollout.turns),
             seconds=time.monotonic() - rollout.began,
+            row_starts=tuple(rollout.row_starts),
         )

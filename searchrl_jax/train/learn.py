@@ -41,7 +41,10 @@ def group_advantages(groups: Groups, config: RLConfig) -> tuple[Float[np.ndarray
 def samples_of(
     groups: Groups, advantages: Float[np.ndarray, "P G"], is_trained: Bool[np.ndarray, "P G"]
 ) -> list[Sample]:
-    """The trained rollouts, each up to its last action token, with the trajectory's advantage on every action token.
+    """The rows of the trained rollouts, each up to its last action token, with the trajectory's advantage on every one.
+
+    A trajectory of several rows counts as one of the same tokens in one row would: each of its action tokens is in one
+    of them.
 
     Raises:
         ValueError: a rollout has no behaviour log-probabilities; without them nothing would be learnt, silently.
@@ -56,15 +59,15 @@ def samples_of(
                     f"rollout {trajectory.uid} of task {trajectory.task_id!r}: expected the log-probabilities of its "
                     "action tokens, got zeros; sample it with the engine"
                 )
-            end = int(np.flatnonzero(trajectory.is_action)[-1]) + 1
-            samples.append(
+            samples += [
                 Sample(
-                    token_ids=trajectory.token_ids[:end],
-                    is_action=trajectory.is_action[:end],
-                    behavior_logprob=trajectory.behavior_logprob[:end],
-                    advantage=np.full(end, advantages[p, g], np.float32),
+                    token_ids=trajectory.token_ids[row],
+                    is_action=trajectory.is_action[row],
+                    behavior_logprob=trajectory.behavior_logprob[row],
+                    advantage=np.full(row.stop - row.start, advantages[p, g], np.float32),
                 )
-            )
+                for row in trajectory.rows
+            ]
     return samples
 
 

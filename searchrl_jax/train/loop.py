@@ -134,6 +134,7 @@ class _Run:
             self.work.dialect,
             timeout_seconds=rollout.rollout_timeout,
             max_retries=rollout.rollout_max_retries,
+            keep_observations=experiment.env.keep_observations,
         )
         val_limits = replace(
             limits, max_tokens_per_turn=experiment.val.sampling_max_tokens or limits.max_tokens_per_turn
@@ -144,6 +145,7 @@ class _Run:
             self.work.dialect,
             timeout_seconds=rollout.rollout_timeout,
             max_retries=rollout.rollout_max_retries,
+            keep_observations=experiment.env.keep_observations,
         )
 
     def finish(self) -> dict[str, Any]:
