@@ -22,6 +22,8 @@ import numpy as np
 from jaxtyping import Bool, Int32
 
 from searchrl_jax.data.schema import Document, Task
+from searchrl_jax.env.history import compress
+from searchrl_jax.env.observations import LEFT_OUT
 from searchrl_jax.env.rewards import CONTEXT_LIMIT, TOKEN_LIMIT
 from searchrl_jax.env.search_env import Episode, SearchEnv
 from searchrl_jax.text.hermes import Call, HermesDialect, search_call, submit_call
@@ -33,7 +35,10 @@ GOOD, LAZY, RAMBLING, OVERLONG = "good", "lazy", "rambling", "overlong"
 
 @dataclass(frozen=True)
 class Demonstration:
-    """One episode, token by token; `is_action` is true on what a policy would have sampled."""
+    """One episode, token by token; `is_action` is true on what a policy would have sampled.
+
+    It has several rows, each beginning at one of `row_starts`, where its history was compressed.
+    """
 
     task_id: str
     style: str
@@ -41,6 +46,7 @@ class Demonstration:
     reward: float | None
     token_ids: Int32[np.ndarray, " L"]
     is_action: Bool[np.ndarray, " L"]
+    row_starts: tuple[int, ...] = (0,)
 
 
 class Demonstrator:
@@ -58,14 +64,17 @@ class Demonstrator:
         shares: Mapping[str, float],
         *,
         query_words: int = 12,
+        keep_observations: int = 0,
     ) -> None:
         """Args:
         shares: probability of each style; they sum to 1.
         query_words: words of a quotation that a query takes at most.
+        keep_observations: last ones that stay in the history, as for rollouts; 0 keeps all.
         """
         if abs(sum(shares.values()) - 1) > 1e-6 or min(shares.values()) < 0:
             raise ValueError(f"expected shares of styles that sum to 1, got {dict(shares)}; correct warmup.*")
         self.env, self.dialect, self.query_words = env, dialect, query_words
+        self.keep_observations, self.placeholder = keep_observations, dialect.render_observation(LEFT_OUT)
         self.documents = {document.doc_id: document for document in documents}
         self.styles, self.shares = list(shares), np.array(list(shares.values()))
 
@@ -84,6 +93,7 @@ class Demonstrator:
             reward=result.reward,
             token_ids=np.array(play.token_ids, np.int32),
             is_action=np.array(play.is_action, bool),
+            row_starts=tuple(play.row_starts),
         )
 
 
@@ -93,8 +103,11 @@ class _Play:
     def __init__(self, demonstrator: Demonstrator, task: Task, rng: np.random.Generator) -> None:
         self.d, self.task, self.rng = demonstrator, task, rng
         self.episode: Episode = demonstrator.env.start(task)
-        self.token_ids = demonstrator.dialect.render_prompt(self.episode.question)
+        self.prompt = demonstrator.dialect.render_prompt(self.episode.question)
+        self.token_ids = list(self.prompt)
         self.is_action = [False] * len(self.token_ids)
+        self.exchanges: list[tuple[list[int], list[int]]] = []
+        self.row_starts = [0]
         self.bm25, *self.others = list(demonstrator.env.retrievers)
         self.second = self.others[0] if self.others else self.bm25
         self.observation = ""
@@ -185,23 +198,32 @@ class _Play:
 
     def _call(self, call: Call) -> list[str]:
         """Documents that the call's observation shows."""
-        if not self._write(self.d.dialect.render_call(call)):
+        action = self.d.dialect.render_call(call)
+        if not self._write(action):
             return []
         result = self.episode.step(call)
         if result.status is None:
-            observation = self.d.dialect.render_observation(result.observation)
-            if len(self.token_ids) + len(observation) >= self.d.env.limits.max_tokens_per_episode:
+            self.exchanges.append((action, self.d.dialect.render_observation(result.observation)))
+            history = compress(self.prompt, self.exchanges, self.d.placeholder, keep=self.d.keep_observations)
+            if len(history) >= self.d.env.limits.max_tokens_per_episode:
                 self.episode.fail(CONTEXT_LIMIT)
                 return []
-            self.token_ids += observation
-            self.is_action += [False] * len(observation)
+            row = self.token_ids[self.row_starts[-1] :]
+            if history[: len(row)] == row:
+                history = history[len(row) :]
+            else:
+                self.row_starts.append(len(self.token_ids))
+            self.token_ids += history
+            self.is_action += [False] * len(history)
             self.observation = result.observation
         return list(result.shown)
 
     def _write(self, ids: Sequence[int]) -> bool:
         """Adds a turn's tokens; false where they break a limit, which ends the episode as it would end a rollout."""
         limits = self.d.env.limits
-        room = min(limits.max_tokens_per_turn, limits.max_tokens_per_episode - len(self.token_ids))
+        room = min(
+            limits.max_tokens_per_turn, limits.max_tokens_per_episode - len(self.token_ids) + self.row_starts[-1]
+        )
         written = list(ids[:room])
         self.token_ids += written
         self.is_action += [True] * len(written)

@@ -186,7 +186,13 @@ class _Run:
         state = init_state(params, optimizer)
         shardings = self._shardings(state)
         state = jax.device_put(state, shardings)
-        demonstrator = Demonstrator(work.env, work.dialect, work.documents, shares_of(config))
+        demonstrator = Demonstrator(
+            work.env,
+            work.dialect,
+            work.documents,
+            shares_of(config),
+            keep_observations=experiment.env.keep_observations,
+        )
         stream = DemonstrationStream(
             demonstrator,
             work.tasks["train"],

@@ -72,7 +72,7 @@ def test_each_row_is_what_the_policy_read_and_each_action_stands_in_one(played, 
             assert [ids[i] for i in np.flatnonzero(is_action)] == [i for t in turns for i in actions[t]]
         assert marked == list(range(len(trajectory.turns)))
         assert [turn.num_tokens for turn in trajectory.turns] == list(map(len, actions))
-        assert (trajectory.behavior_logprob[trajectory.is_action] < 0).all()
+        assert (trajectory.behavior_logprob[trajectory.is_action] <= 0).all()
         assert (trajectory.policy_version == np.where(trajectory.is_action, 0, -1)).all()
 
 
