@@ -5,6 +5,7 @@ recipes can be read here. Its ranges are not: limits such as "batches of 32, 64 
 are a product's, and a run on two CPU cores lies outside them. A range here excludes only what has no meaning.
 """
 
+import math
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
@@ -60,6 +61,8 @@ class RLConfig(Checked):
     trajectory's token budget."""
     minibatches: int = field(default=1, metadata=within(1))
     """Gradient steps that one batch of rollouts is split into."""
+    refill_groups: int = field(default=0, metadata=within(0))
+    """Tries to make up for groups with nothing to train by as many fresh prompts, on top of the epoch's; 0 for none."""
     proximal_policy: Literal["sampler", "learner"] = "sampler"
     """Whose log-probabilities the ratio is taken to: the sampler's as recorded, or the learner's at the start of the
     step (decoupled PPO)."""
@@ -147,6 +150,14 @@ class ValConfig(Checked):
     """Sampling temperatures, each validated at; 0 is greedy decoding. The first one's metrics are `val/`."""
     sampling_top_p: float = field(default=1.0, metadata=within(0, 1, above=True))
     """Nucleus cutoff."""
+    sampling_max_tokens: int = field(default=0, metadata=within(0))
+    """Cap on the tokens of one turn; 0 for that of the training rollouts."""
+    val_group_size: int = field(default=1, metadata=within(1))
+    """Rollouts per validation task."""
+    pass_k_values: tuple[int, ...] = field(default=(1, 2, 4, 8, 16, 32), metadata=within(1))
+    """Tries k that pass@k and pass^k are measured for; those above val_group_size are left out."""
+    success_threshold: float = field(default=1.0, metadata=within(-1, 1))
+    """Reward from which a rollout counts as a success."""
     val_batch_size: int = field(default=0, metadata=within(0))
     """Validation tasks to use, always the same ones; 0 for all of them."""
     val_at_start: bool = True
@@ -232,14 +243,22 @@ class DataConfig(Checked):
     """`pydocs` for the embedded corpus, or the path of a JSONL file of documents."""
     tasks: str = ""
     """Path of a JSONL file of tasks; empty for the embedded corpus, which brings its own."""
-
+    mixing: tuple[str, ...] = ()
+    """Weight of each dataset among the training prompts, as in `frames=2,musique=1`; empty takes tasks as they come."""
+    mixing_field: str = "dataset"
+    """Metadata field of a task that names its dataset."""
+    curriculum: bool = False
+    """Draw training tasks by their measured pass rate, most often those passed half of the time."""
+    curriculum_threshold: float = field(default=0.5, metadata=within(-1, 1))
+    """Reward from which a rollout counts as passed."""
     bm25_stemmer: str = ""
     """Snowball stemmer of the lexical index, such as english; empty for none."""
     vector_index: Literal["scann", "exact"] = "scann"
     """How the vector index searches; exact needs no ScaNN and no AVX2."""
 
     def check(self) -> None:
-        """A corpus of one's own needs tasks of one's own, and the embedded corpus takes none."""
+        """A corpus of one's own needs tasks of one's own, and the embedded corpus takes none. Weights are readable."""
+        mixing_weights(self.mixing)
         if self.corpus != "pydocs" and not self.tasks:
             raise ValueError(f"data.tasks: expected a JSONL file of tasks over {self.corpus!r}, got ''; name one")
         if self.corpus == "pydocs" and self.tasks:
@@ -247,6 +266,28 @@ class DataConfig(Checked):
                 f"data.tasks: expected '' with the embedded corpus, got {self.tasks!r}; "
                 "name its documents in data.corpus"
             )
+
+
+def mixing_weights(mixing: tuple[str, ...]) -> dict[str, float] | None:
+    """The weight of each dataset that `data.mixing` names; None where it names none.
+
+    Raises:
+        ValueError: an entry is not `NAME=WEIGHT` with a finite weight of at least 0, or a name comes twice.
+    """
+    weights: dict[str, float] = {}
+    for entry in mixing:
+        name, _, number = entry.rpartition("=")
+        try:
+            weight = float(number)
+        except ValueError:
+            weight = math.nan
+        if not name or name in weights or not 0 <= weight < math.inf:
+            raise ValueError(
+                f"data.mixing: expected NAME=WEIGHT with a weight of at least 0 and each name once, got {entry!r} "
+                f"in {','.join(mixing)!r}; write it as frames=2,musique=1"
+            )
+        weights[name] = weight
+    return weights or None
 
 
 @dataclass(frozen=True)
@@ -266,6 +307,8 @@ class EnvConfig(Checked):
     """Token budget of one observation."""
     see_also: int = field(default=4, metadata=within(0))
     """Names of linked documents that an observation shows for each result."""
+    keep_observations: int = field(default=0, metadata=within(0))
+    """Last observations that stay in the history; a placeholder stands for older ones. 0 keeps all."""
     tool_timeout: float = field(default=10.0, metadata=within(0, above=True))
     """Seconds after which a tool call counts as a failure of the tool."""
 
@@ -405,6 +448,15 @@ class Experiment(Checked):
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     tracker: TrackerConfig = field(default_factory=TrackerConfig)
     mesh: MeshConfig = field(default_factory=MeshConfig)
+
+    def check(self) -> None:
+        """A batch is filled up by playing on, which rollouts that run ahead do not wait for."""
+        bound = self.rollout.max_steps_off_policy
+        if self.rl.refill_groups and bound:
+            raise ValueError(
+                f"rl.refill_groups: expected 0 with rollout.max_steps_off_policy={bound}, got {self.rl.refill_groups}; "
+                "play in turns (rollout.max_steps_off_policy=0), or fill nothing up"
+            )
 
 
 # What may change between a run and its continuation: none of these can change a sampled token or a parameter.

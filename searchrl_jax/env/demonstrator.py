@@ -27,7 +27,8 @@ import numpy as np
 from jaxtyping import Bool, Int32
 
 from searchrl_jax.data.schema import Document, Task
-from searchrl_jax.env.observations import LINKS_WORD
+from searchrl_jax.env.history import compress
+from searchrl_jax.env.observations import LEFT_OUT, LINKS_WORD
 from searchrl_jax.env.rewards import CONTEXT_LIMIT, TOKEN_LIMIT
 from searchrl_jax.env.search_env import Episode, SearchEnv
 from searchrl_jax.text.hermes import Call, HermesDialect, Malformed, search_call, submit_call
@@ -41,7 +42,8 @@ GOOD, LAZY, RAMBLING, OVERLONG = "good", "lazy", "rambling", "overlong"
 class Demonstration:
     """One episode, token by token; `is_action` is true on what a policy would have sampled.
 
-    `is_imitated` is true on the part of it that a policy is to learn: all but the wrong tokens of a slip.
+    `is_imitated` is true on the part of it that a policy is to learn: all but the wrong tokens of a slip. Where its
+    history was compressed a row begins: `row_starts`.
     """
 
     task_id: str
@@ -51,6 +53,7 @@ class Demonstration:
     token_ids: Int32[np.ndarray, " L"]
     is_action: Bool[np.ndarray, " L"]
     is_imitated: Bool[np.ndarray, " L"]
+    row_starts: tuple[int, ...] = (0,)
 
 
 class Demonstrator:
@@ -69,15 +72,18 @@ class Demonstrator:
         *,
         slips: float = 0.0,
         query_words: int = 12,
+        keep_observations: int = 0,
     ) -> None:
         """Args:
         shares: probability of each style; they sum to 1.
         slips: probability that a query slips.
         query_words: words of a quotation that a query takes at most.
+        keep_observations: last ones that stay in the history, as for rollouts; 0 keeps all.
         """
         if abs(sum(shares.values()) - 1) > 1e-6 or min(shares.values()) < 0:
             raise ValueError(f"expected shares of styles that sum to 1, got {dict(shares)}; correct warmup.*")
         self.env, self.dialect, self.slips, self.query_words = env, dialect, slips, query_words
+        self.keep_observations, self.placeholder = keep_observations, dialect.render_observation(LEFT_OUT)
         tokenizer = dialect.tokenizer
         syntax = {*tokenizer.control_ids.values(), *tokenizer.header_ids.values(), *tokenizer.scaffold_ids.values()}
         pieces = {id_: tokenizer.decode([id_]) for id_ in range(tokenizer.vocab_size) if id_ not in syntax}
@@ -102,6 +108,7 @@ class Demonstrator:
             token_ids=np.array(play.token_ids, np.int32),
             is_action=np.array(play.is_action, bool),
             is_imitated=np.array(play.is_imitated, bool),
+            row_starts=tuple(play.row_starts),
         )
 
 
@@ -111,9 +118,12 @@ class _Play:
     def __init__(self, demonstrator: Demonstrator, task: Task, rng: np.random.Generator) -> None:
         self.d, self.task, self.rng = demonstrator, task, rng
         self.episode: Episode = demonstrator.env.start(task)
-        self.token_ids = demonstrator.dialect.render_prompt(self.episode.question)
+        self.prompt = demonstrator.dialect.render_prompt(self.episode.question)
+        self.token_ids = list(self.prompt)
         self.is_action = [False] * len(self.token_ids)
         self.is_imitated = list(self.is_action)
+        self.exchanges: list[tuple[list[int], list[int]]] = []
+        self.row_starts = [0]
         self.bm25, *self.others = list(demonstrator.env.retrievers)
         self.second = self.others[0] if self.others else self.bm25
         self.observations: list[str] = []
@@ -240,24 +250,33 @@ class _Play:
 
     def _call(self, call: Call | Malformed, ids: Sequence[int] | None = None) -> list[str]:
         """Documents that the observation of `call` shows; it is written as `ids`, if given."""
-        if not self._write(self.d.dialect.render_call(call) if ids is None and isinstance(call, Call) else ids or ()):
+        action = list(self.d.dialect.render_call(call) if ids is None and isinstance(call, Call) else ids or ())
+        if not self._write(action):
             return []
         result = self.episode.step(call)
         if result.status is None:
-            observation = self.d.dialect.render_observation(result.observation)
-            if len(self.token_ids) + len(observation) >= self.d.env.limits.max_tokens_per_episode:
+            self.exchanges.append((action, self.d.dialect.render_observation(result.observation)))
+            history = compress(self.prompt, self.exchanges, self.d.placeholder, keep=self.d.keep_observations)
+            if len(history) >= self.d.env.limits.max_tokens_per_episode:
                 self.episode.fail(CONTEXT_LIMIT)
                 return []
-            self.token_ids += observation
-            self.is_action += [False] * len(observation)
-            self.is_imitated += [False] * len(observation)
+            row = self.token_ids[self.row_starts[-1] :]
+            if history[: len(row)] == row:
+                history = history[len(row) :]
+            else:
+                self.row_starts.append(len(self.token_ids))
+            self.token_ids += history
+            self.is_action += [False] * len(history)
+            self.is_imitated += [False] * len(history)
             self.observations.append(result.observation)
         return list(result.shown)
 
     def _write(self, ids: Sequence[int]) -> bool:
         """Adds a turn's tokens; false where they break a limit, which ends the episode as it would end a rollout."""
         limits = self.d.env.limits
-        room = min(limits.max_tokens_per_turn, limits.max_tokens_per_episode - len(self.token_ids))
+        room = min(
+            limits.max_tokens_per_turn, limits.max_tokens_per_episode - len(self.token_ids) + self.row_starts[-1]
+        )
         written = list(ids[:room])
         self.token_ids += written
         self.is_action += [True] * len(written)

@@ -17,6 +17,7 @@ from searchrl_jax.data.schema import Document
 
 NO_RESULTS = "no results"
 LINKS_WORD = " See"  # stands before the names of linked documents
+LEFT_OUT = "left out"  # stands for an older observation where the history is compressed
 NOTHING_FITS = "the results are too long to show"
 
 

@@ -6,6 +6,7 @@ holds the rest, so that many run at once on threads. An episode itself is steppe
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -129,6 +130,12 @@ class SearchEnv:
         self.layout = ObservationFormat(observation_words, see_also, observation_tokens, short_repeats, count_tokens)
         self.runner = ToolRunner(tool_timeout_seconds, tool_retries)
         self._episode: Episode | None = None
+
+    def with_limits(self, limits: Limits) -> SearchEnv:
+        """The same tools and documents under other limits."""
+        other = copy.copy(self)
+        other.limits, other._episode = limits, None
+        return other
 
     def start(self, task: Task) -> Episode:
         """A new episode of `task`, independent of all others."""

@@ -27,10 +27,15 @@ def play_tasks(
     sampling: Sampling,
     *,
     policy_version: int,
+    group_size: int = 1,
     on_finished: Callable[[int], None] = lambda _: None,
 ) -> list[Trajectory]:
-    """One episode of each task, in order. Task i samples with uid i, so agents meet the same random numbers."""
-    requests = [Request(uid, task) for uid, task in enumerate(tasks)]
+    """`group_size` episodes of each task, task by task, in order.
+
+    Episode g of task i samples with uid i + g * len(tasks): agents meet the same random numbers, and the first
+    episodes of the tasks are those of groups of one.
+    """
+    requests = [Request(i + g * len(tasks), task) for i, task in enumerate(tasks) for g in range(group_size)]
     return player.play(params, requests, sampling, policy_version=policy_version, on_finished=on_finished)
 
 

@@ -1,14 +1,25 @@
-"""Ranking metrics by trec_eval's definitions, and their mean over tasks.
+"""Ranking metrics by trec_eval's definitions, their mean over tasks, and how often one of several tries succeeds.
 
 A ranking is a list of document ids, best first. A document is relevant where its grade is above 0.
 """
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from searchrl_jax.core.ndcg import Gain, ndcg_at_k, without_repeats
 from searchrl_jax.data.schema import Task
 
-__all__ = ["Gain", "TaskMean", "mean_over_tasks", "ndcg_at_k", "ranking_from_scores", "recall_at_k", "reciprocal_rank"]
+__all__ = [
+    "Gain",
+    "TaskMean",
+    "mean_over_tasks",
+    "ndcg_at_k",
+    "pass_at_k",
+    "pass_power_k",
+    "ranking_from_scores",
+    "recall_at_k",
+    "reciprocal_rank",
+]
 
 Metric = Callable[[Sequence[str], Mapping[str, float]], float]
 
@@ -110,6 +121,52 @@ def mean_over_tasks(
     if not per_task:
         raise ValueError(f"none of the {len(seen)} tasks has a relevant document; there is nothing to average over")
     return TaskMean(per_task, missing, without_relevant)
+
+
+def pass_at_k(tries: int, successes: int, k: int) -> float:
+    """Probability that at least one of k tries, drawn without replacement from those made, is a success.
+
+        pass@k = 1 - C(tries - successes, k) / C(tries, k)
+
+    An unbiased estimate of the probability that k fresh tries hold a success.
+
+    Args:
+        k: in [1, tries].
+
+    Raises:
+        ValueError: k or successes don't fit the tries.
+
+    Source:
+        Chen et al. 2021, arXiv:2107.03374, eq. 1.
+    """
+    _check_tries(tries, successes, k)
+    return 1 - math.comb(tries - successes, k) / math.comb(tries, k)
+
+
+def pass_power_k(tries: int, successes: int, k: int) -> float:
+    """Probability that all of k tries, drawn without replacement from those made, are successes.
+
+        pass^k = C(successes, k) / C(tries, k)
+
+    Args:
+        k: in [1, tries].
+
+    Raises:
+        ValueError: k or successes don't fit the tries.
+
+    Source:
+        tau-bench, arXiv:2406.12045, section 4.
+    """
+    _check_tries(tries, successes, k)
+    return math.comb(successes, k) / math.comb(tries, k)
+
+
+def _check_tries(tries: int, successes: int, k: int) -> None:
+    if not 0 <= successes <= tries or not 1 <= k <= tries:
+        raise ValueError(
+            f"expected 0 <= successes <= tries and 1 <= k <= tries, got {successes} successes in {tries} tries and "
+            f"k = {k}; make more tries, or ask for a smaller k"
+        )
 
 
 def _relevant(relevance: Mapping[str, float]) -> set[str]:

@@ -18,6 +18,7 @@ from searchrl_jax.data.stream import TaskStream
 from searchrl_jax.models.decoder import Params
 from searchrl_jax.rollout.collect import Flight, Player, Request
 from searchrl_jax.rollout.engine import Sampling
+from searchrl_jax.rollout.refill import record_pass_rates
 from searchrl_jax.rollout.source import Plan, Taken, staleness_metrics, tools_share
 from searchrl_jax.rollout.storage import load_groups, save_groups
 from searchrl_jax.rollout.trajectory import Trajectory
@@ -76,7 +77,7 @@ class AsynchronousSource:
         """
         self._player, self._stream, self._tasks, self._plan = player, stream, tasks, plan
         self._bound, self._folder, self._takes_turns = max_steps_off_policy, folder, takes_turns
-        self._changed = threading.Condition()  # guards all below but the flight, which is the worker's
+        self._changed = threading.Condition()  # guards the stream and all below but the flight, which is the worker's
         self._flight = Flight(
             player, sampling, draw=self._draw, waits_for_tools=max_steps_off_policy == 0, on_answer=self._notify
         )
@@ -119,12 +120,13 @@ class AsynchronousSource:
             self._taken += len(batch)
             for group in batch:
                 del self._groups[group.number]
+            groups = [list(group.members.values()) for group in batch]
+            record_pass_rates(self._stream, groups, threshold=self._plan.pass_threshold)
             now = time.monotonic()
             metrics = self._metrics(batch, now)
         if self._takes_turns:
             self._hold()
             self._is_learning = True
-        groups = [list(group.members.values()) for group in batch]
         return Taken([group.task for group in batch], groups, staleness_metrics(groups, version, self._bound) | metrics)
 
     @contextlib.contextmanager

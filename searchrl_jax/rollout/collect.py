@@ -10,6 +10,8 @@ import numpy as np
 
 from searchrl_jax.data.schema import Task
 from searchrl_jax.env import Episode, SearchEnv, StepResult
+from searchrl_jax.env.history import compress
+from searchrl_jax.env.observations import LEFT_OUT
 from searchrl_jax.env.rewards import CONTEXT_LIMIT, TOKEN_LIMIT, TOOL_FAILURE
 from searchrl_jax.models.decoder import Params
 from searchrl_jax.rollout.engine import Engine, Sampling
@@ -32,6 +34,7 @@ class _Rollout:
 
     request: Request
     episode: Episode
+    prompt: list[int]
     began: float
     attempt: int
     is_action: list[bool] = field(default_factory=list)
@@ -40,10 +43,18 @@ class _Rollout:
     turn: list[int] = field(default_factory=list)
     turn_begins: int = 0
     turns: list[Turn] = field(default_factory=list)
+    exchanges: list[tuple[list[int], list[int]]] = field(default_factory=list)
+    closed: list[int] = field(default_factory=list)  # ids of the rows before the one that the slot holds
+    row_starts: list[int] = field(default_factory=lambda: [0])
+
+    def close_row(self, ids: Sequence[int]) -> None:
+        """Ends the row of `ids`, which ends with an action; what is sampled next belongs to another."""
+        self.closed += ids
+        self.row_starts.append(len(self.closed))
 
     def pad_to(self, length: int) -> None:
-        """Marks the tokens up to `length` as not the policy's; the next turn begins there."""
-        missing = length - len(self.is_action)
+        """Marks the tokens of the slot's row up to `length` as not the policy's; the next turn begins there."""
+        missing = len(self.closed) + length - len(self.is_action)
         self.is_action += [False] * missing
         self.logprob += [0.0] * missing
         self.version += [-1] * missing
@@ -70,12 +81,16 @@ class Player:
         timeout_seconds: float,
         max_retries: int,
         max_failed_share: float = 1.0,
+        keep_observations: int = 0,
         threads: int = 8,
     ) -> None:
         """Args:
         timeout_seconds: a rollout older than this has failed.
         max_retries: tries more for a rollout whose tool failed, before it is given back as failed.
         max_failed_share: of the latest rollouts; where more are given back as failed, `TooManyFailures` is raised.
+        keep_observations: observations that stay in the history, the last ones; older ones give way to a placeholder,
+            and the slot begins anew with the history that is left. 0 keeps all. The limit on the tokens of an episode
+            is then on what the policy reads at a time.
         threads: tools that run at once.
 
         Raises:
@@ -88,9 +103,9 @@ class Player:
             )
         self.engine, self.env, self.dialect = engine, env, dialect
         self.timeout_seconds, self.max_retries = timeout_seconds, max_retries
+        self.keep_observations, self._placeholder = keep_observations, dialect.render_observation(LEFT_OUT)
         self.failures = FailureLimit(max_failed_share)
         self.pool = ThreadPoolExecutor(threads, thread_name_prefix="tool")
-        self.seconds_in_tools = 0.0  # that no slot decoded, since all waited
         self.retries = 0
         self.sampled_tokens = 0
 
@@ -148,19 +163,30 @@ class Player:
                 "raise env.max_tokens_per_episode or drop the task"
             )
         self.engine.start(slot, request.uid, prompt)
-        rollout = _Rollout(request, episode, time.monotonic(), attempt)
+        rollout = _Rollout(request, episode, prompt, time.monotonic(), attempt)
         rollout.pad_to(len(prompt))
         return rollout
 
+    def go_on(self, slot: int, rollout: _Rollout, history: list[int]) -> None:
+        """Appends what `history` adds to the slot; where it is no extension, the slot begins anew with it."""
+        ids = self.engine.ids[slot]
+        if history[: len(ids)] == ids:
+            self.engine.extend(slot, history[len(ids) :])
+        else:
+            rollout.close_row(ids)
+            self.engine.start(slot, rollout.request.uid, history, len(rollout.closed))
+        rollout.pad_to(len(history))
+
     def act(self, rollout: _Rollout, ids: Sequence[int]) -> tuple[StepResult, list[int]]:
-        """One turn's result, and the ids of its observation (none where the episode is over). Runs on a tool's thread.
+        """One turn's result, and the ids that the policy reads next (none where the episode is over). Runs on a tool's
+        thread.
 
         Args:
-            ids: of the rollout so far, the turn included.
+            ids: of the rollout's row so far, the turn included.
         """
-        sampled, episode = ids[rollout.turn_begins :], rollout.episode
+        sampled, limits, episode = list(ids[rollout.turn_begins :]), self.env.limits, rollout.episode
         action: Call | Malformed | None = None
-        observation: list[int] = []
+        history: list[int] = []
         if time.monotonic() - rollout.began > self.timeout_seconds:
             result = episode.fail(TOOL_FAILURE, f"the rollout took longer than {self.timeout_seconds} s")
         elif sampled[-1] == self.engine.stop_id:
@@ -168,13 +194,16 @@ class Player:
                 action = self.dialect.parse(sampled)
                 result = episode.step(action)
                 if result.status is None:
-                    observation = self.dialect.render_observation(result.observation)
+                    rollout.exchanges.append((sampled, self.dialect.render_observation(result.observation)))
+                    history = compress(
+                        rollout.prompt, rollout.exchanges, self._placeholder, keep=self.keep_observations
+                    )
             except Exception as error:
                 # One bad rollout is masked and counted, as for a tool that fails; many of them stop the run.
                 result = episode.fail(TOOL_FAILURE, f"{type(error).__name__}: {error}")
-            if result.status is None and len(ids) + len(observation) >= self.env.limits.max_tokens_per_episode:
+            if result.status is None and len(history) >= limits.max_tokens_per_episode:
                 result = episode.fail(CONTEXT_LIMIT)
-        elif len(sampled) >= self.env.limits.max_tokens_per_turn:
+        elif len(sampled) >= limits.max_tokens_per_turn:
             result = episode.fail(TOKEN_LIMIT)
         else:
             result = episode.fail(CONTEXT_LIMIT)
@@ -191,7 +220,7 @@ class Player:
                 detail=result.detail,
             )
         )
-        return result, observation
+        return result, history
 
     def end(self, rollout: _Rollout, ids: Sequence[int], result: StepResult) -> Trajectory:
         """The trajectory of a rollout that is over.
@@ -204,7 +233,7 @@ class Player:
         return Trajectory(
             uid=rollout.request.uid,
             task_id=rollout.request.task.task_id,
-            token_ids=np.array(ids, np.int32),
+            token_ids=np.array([*rollout.closed, *ids], np.int32),
             is_action=np.array(rollout.is_action, bool),
             behavior_logprob=np.array(rollout.logprob, np.float32),
             policy_version=np.array(rollout.version, np.int32),
@@ -215,6 +244,7 @@ class Player:
             ranking=tuple(result.ranking),
             turns=tuple(rollout.turns),
             seconds=time.monotonic() - rollout.began,
+            row_starts=tuple(rollout.row_starts),
         )
 
     def close(self) -> None:
@@ -304,21 +334,18 @@ class Flight:
                 self._in_tools[slot] = future
                 future.add_done_callback(lambda _: self._on_answer())
         if self._waits_for_tools:
-            began = time.perf_counter()
             wait(self._in_tools.values())
-            player.seconds_in_tools += time.perf_counter() - began
             finished += self._settle(list(self._in_tools))
         return finished
 
     def _settle(self, slots: Sequence[int]) -> list[Trajectory]:
-        """Appends the observations of `slots`, whose tools have answered; the trajectories that are over."""
+        """Takes the answers of `slots`, whose tools are done, into their histories; the trajectories that are over."""
         player, engine, finished = self._player, self._player.engine, []
         for slot in sorted(slots):
             rollout = self._live[slot]
-            result, observation = self._in_tools.pop(slot).result()
+            result, history = self._in_tools.pop(slot).result()
             if result.status is None:
-                engine.extend(slot, observation)
-                rollout.pad_to(len(engine.ids[slot]))
+                player.go_on(slot, rollout, history)
                 continue
             if result.status == TOOL_FAILURE and rollout.attempt < player.max_retries:
                 self._waiting.appendleft((rollout.request, rollout.attempt + 1))

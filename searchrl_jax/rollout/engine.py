@@ -118,6 +118,8 @@ class Engine:
         self.ids: list[list[int]] = [[] for _ in range(shapes.slots)]
         self.held = np.zeros(shapes.slots, np.int64)  # tokens of each slot that the cache holds
         self.uids = np.zeros(shapes.slots, np.uint32)
+        # Tokens of each slot's trajectory that its cache no longer begins with.
+        self.offsets = np.zeros(shapes.slots, np.int32)
         # The cache stays where it is, or each call would compile anew for the last one's placement.
         self._append = jax.jit(
             functools.partial(_append_rows, config),
@@ -134,11 +136,16 @@ class Engine:
         self._reset = jax.jit(_reset_slot, donate_argnames="cache", out_shardings=cache_sharding)
         self._empty = jax.jit(_empty_slots, donate_argnames="cache", out_shardings=cache_sharding)
 
-    def start(self, slot: int, uid: int, ids: Sequence[int]) -> None:
-        """Gives `slot` to the trajectory `uid`, which begins with `ids`; what the slot held is forgotten."""
+    def start(self, slot: int, uid: int, ids: Sequence[int], offset: int = 0) -> None:
+        """Gives `slot` to the trajectory `uid`, which begins with `ids`; what the slot held is forgotten.
+
+        Args:
+            offset: tokens of the trajectory before these, where it goes on with another history: what is sampled next
+                has a position in the whole, and so a random key of its own.
+        """
         if not ids:
             raise ValueError("expected at least one prompt token, got none; render a prompt first")
-        self.ids[slot], self.held[slot], self.uids[slot] = list(ids), 0, uid
+        self.ids[slot], self.held[slot], self.uids[slot], self.offsets[slot] = list(ids), 0, uid, offset
         self.cache = self._reset(self.cache, slot)
 
     def extend(self, slot: int, ids: Sequence[int]) -> None:
@@ -158,16 +165,17 @@ class Engine:
         self.held[:] = 0
         self.cache = self._empty(self.cache)
 
-    def set_aside(self) -> list[tuple[int, list[int]]]:
-        """Frees every slot for other rollouts, and returns what `put_back` needs: each slot's uid and ids."""
-        aside = [(int(uid), ids) for uid, ids in zip(self.uids, self.ids, strict=True)]
+    def set_aside(self) -> list[tuple[int, int, list[int]]]:
+        """Frees every slot for other rollouts, and returns what `put_back` needs: each slot's uid, offset and ids."""
+        aside = [(int(u), int(o), ids) for u, o, ids in zip(self.uids, self.offsets, self.ids, strict=True)]
         self.ids = [[] for _ in self.ids]
         return aside
 
-    def put_back(self, aside: Sequence[tuple[int, list[int]]]) -> None:
+    def put_back(self, aside: Sequence[tuple[int, int, list[int]]]) -> None:
         """The slots as they were before `set_aside`; their cache is computed anew."""
-        self.uids = np.array([uid for uid, _ in aside], np.uint32)
-        self.ids = [ids for _, ids in aside]
+        self.uids = np.array([uid for uid, _, _ in aside], np.uint32)
+        self.offsets = np.array([offset for _, offset, _ in aside], np.int32)
+        self.ids = [ids for _, _, ids in aside]
         self.forget()
 
     def flush(self, params: Params) -> None:
@@ -206,6 +214,7 @@ class Engine:
             self.cache,
             self.run_key,
             self.uids,
+            self.offsets,
             last,
             budget.astype(np.int32),
             bucket=bucket,
@@ -250,6 +259,7 @@ def _decode_chunk(
     cache: Cache,
     run_key: Key[Array, ""],
     uids: Int[Array, " B"],
+    offsets: Int[Array, " B"],
     last: Int[Array, " B"],
     budget: Int[Array, " B"],
     *,
@@ -268,7 +278,7 @@ def _decode_chunk(
     def advance(state: tuple) -> tuple:
         i, stage, last, is_live, count, tokens, logprobs = state
         logits, stage = decode_step(config, params, rows, stage, i, last)
-        keys = jax.vmap(jax.random.fold_in)(row_keys, cache.length + i + 1)
+        keys = jax.vmap(jax.random.fold_in)(row_keys, offsets + cache.length + i + 1)
         token, logprob = sample(keys, logits, temperature=temperature, top_p=top_p)
         token = jnp.where(is_live, token, last)
         tokens = jax.lax.dynamic_update_slice_in_dim(tokens, token[:, None], i, axis=1)

@@ -13,6 +13,7 @@ from searchrl_jax.data.stream import TaskStream
 from searchrl_jax.models.decoder import Params
 from searchrl_jax.rollout.collect import Player, Request
 from searchrl_jax.rollout.engine import Sampling
+from searchrl_jax.rollout.refill import Judge, play_batch, record_pass_rates
 from searchrl_jax.rollout.trajectory import Trajectory
 
 
@@ -22,11 +23,15 @@ class Plan:
 
     Groups are numbered in the order of the task stream, and keep their number for life. Rollout g of group n has the
     uid n * group_size + g, so that a group played again draws from the same random numbers.
+
+    Attributes:
+        pass_threshold: reward from which a rollout has passed; the stream is told each trained prompt's share of them.
     """
 
     prompts: int
     group_size: int
     steps: int
+    pass_threshold: float = 0.5
 
     def requests(self, number: int, task: Task) -> list[Request]:
         """The rollouts of group `number`."""
@@ -55,7 +60,7 @@ class GroupSource(Protocol):
     """Gives groups to the learner, and tells a checkpoint what it needs to go on."""
 
     def take(self, params: Params, version: int) -> Taken:
-        """The next batch of groups.
+        """The next batch of groups. The stream has been told how often each of their prompts was passed.
 
         Args:
             params: the learner's weights after `version` training steps; read until the call returns, not after.
@@ -81,26 +86,44 @@ class GroupSource(Protocol):
 
 
 class SynchronousSource:
-    """Plays a batch when it is asked for one: no trajectory is ever older than the weights that it trains."""
+    """Plays a batch when it is asked for one: no trajectory is ever older than the weights that it trains.
 
-    def __init__(self, player: Player, stream: TaskStream, sampling: Sampling, plan: Plan) -> None:
+    With `refills` a step has more than the plan's prompts, and numbers for as many as all of its tries may play.
+    """
+
+    def __init__(
+        self,
+        player: Player,
+        stream: TaskStream,
+        sampling: Sampling,
+        plan: Plan,
+        *,
+        refills: int = 0,
+        teaches: Judge = lambda groups: np.ones(len(groups), bool),
+    ) -> None:
+        """Args: `refills` and `teaches` as in `play_batch`."""
         self._player, self._stream, self._sampling, self._plan = player, stream, sampling, plan
+        self._refills, self._teaches = refills, teaches
 
     def take(self, params: Params, version: int) -> Taken:
         """See `GroupSource`."""
-        player, size = self._player, self._plan.group_size
+        player, plan = self._player, self._plan
         began, retries, sampled = time.perf_counter(), player.retries, player.sampled_tokens
-        tasks = self._stream.next_batch()
-        first = version * self._plan.prompts
-        requests = [each for n, task in enumerate(tasks, first) for each in self._plan.requests(n, task)]
-        played = player.play(params, requests, self._sampling, policy_version=version)
-        groups = [played[i : i + size] for i in range(0, len(played), size)]
+
+        def play(tasks: Sequence[Task], attempt: int) -> list[list[Trajectory]]:
+            first = (version * (1 + self._refills) + attempt) * plan.prompts
+            requests = [each for n, task in enumerate(tasks, first) for each in plan.requests(n, task)]
+            played = player.play(params, requests, self._sampling, policy_version=version)
+            return [played[i : i + plan.group_size] for i in range(0, len(played), plan.group_size)]
+
+        tasks, groups = play_batch(self._stream, play, refills=self._refills, teaches=self._teaches)
+        record_pass_rates(self._stream, groups, threshold=plan.pass_threshold)
         seconds = time.perf_counter() - began
         metrics = staleness_metrics(groups, version, 0) | {
             "dropped_groups": 0.0,
             "retries": float(player.retries - retries),
             "timing_s/queue_wait": 0.0,
-            "timing_share/tools": tools_share(played),
+            "timing_share/tools": tools_share([each for group in groups for each in group]),
             "throughput/rollout": (player.sampled_tokens - sampled) / seconds,
         }
         return Taken(tasks, groups, metrics)

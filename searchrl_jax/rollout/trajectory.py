@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Float32, Int32
 
+from searchrl_jax.env.history import rows_between
 from searchrl_jax.env.rewards import SUBMITTED, TOOL_FAILURE
 
 
@@ -28,6 +29,10 @@ class Turn:
 class Trajectory:
     """All ids that a policy saw and sampled, in order; nothing is tokenised twice.
 
+    Where the history was compressed, what came before was not a prefix of what followed: the trajectory then is several
+    rows, one after the other in the arrays, each a whole context with the actions that were sampled in it. An action is
+    marked in one row alone, the first that holds it; where a later row repeats it, it is context.
+
     Attributes:
         uid: unique in the run; seeds the rollout's sampling.
         token_ids: [L], prompt, actions and observations.
@@ -38,6 +43,7 @@ class Trajectory:
         reward: nDCG@10 or -1; None where a tool failed and the rollout is masked.
         turn_rewards: what each turn was paid, for estimators that credit turns; empty where all is paid at the end.
         ranking: submitted document ids, best first.
+        row_starts: index of the first token of each row, ascending from 0.
     """
 
     uid: int
@@ -54,6 +60,12 @@ class Trajectory:
     ranking: tuple[str, ...] = ()
     turns: tuple[Turn, ...] = ()
     seconds: float = 0.0
+    row_starts: tuple[int, ...] = (0,)
+
+    @property
+    def rows(self) -> list[slice]:
+        """The tokens of each row, up to its last action: what follows that is not learnt from."""
+        return rows_between(self.row_starts, self.is_action)
 
     @property
     def is_valid(self) -> bool:

@@ -1,6 +1,5 @@
-"""From groups of trajectories to what the learner trains on, and to the metrics of a step."""
+"""From groups of trajectories to what the learner trains on."""
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,7 +10,6 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from searchrl_jax.config.schema import RLConfig
-from searchrl_jax.env.rewards import STATUSES, SUBMITTED
 from searchrl_jax.rl.advantages import ADVANTAGES, to_tokens, whiten, zero_variance_groups
 from searchrl_jax.rl.returns import gae
 from searchrl_jax.rollout.batch import Sample
@@ -60,6 +58,11 @@ class Batch:
     def trained_tokens(self) -> Bool[np.ndarray, "N T"]:
         """The action tokens that the loss is taken over."""
         return self.is_action & self.is_trained.reshape(-1, 1)
+
+    @property
+    def teaches(self) -> Bool[np.ndarray, " P"]:
+        """Groups of which a rollout is trained."""
+        return np.asarray(self.is_trained.any(axis=1))
 
 
 def batch_of(groups: Groups, config: RLConfig) -> Batch:
@@ -210,7 +213,10 @@ class Part:
 
 
 def parts_of(groups: Groups, is_trained: Bool[np.ndarray, "P G"]) -> list[Part]:
-    """The trained rollouts, each up to its last action token, without advantages yet.
+    """The rows of the trained rollouts, each up to its last action token, without advantages yet.
+
+    A rollout of several rows counts as one of the same tokens in one row would: each of its action tokens is in one of
+    them.
 
     Raises:
         ValueError: a rollout has no behaviour log-probabilities; without them nothing would be learnt, silently.
@@ -224,15 +230,15 @@ def parts_of(groups: Groups, is_trained: Bool[np.ndarray, "P G"]) -> list[Part]:
                 f"rollout {trajectory.uid} of task {trajectory.task_id!r}: expected the log-probabilities of its "
                 "action tokens, got zeros; sample it with the engine"
             )
-        end = int(np.flatnonzero(trajectory.is_action)[-1]) + 1
-        sample = Sample(
-            token_ids=trajectory.token_ids[:end],
-            is_action=trajectory.is_action[:end],
-            behavior_logprob=trajectory.behavior_logprob[:end],
-            advantage=np.zeros(end, np.float32),
-            trajectory_tokens=trajectory.num_action_tokens,
-        )
-        parts.append(Part(sample, n))
+        for row in trajectory.rows:
+            sample = Sample(
+                token_ids=trajectory.token_ids[row],
+                is_action=trajectory.is_action[row],
+                behavior_logprob=trajectory.behavior_logprob[row],
+                advantage=np.zeros(row.stop - row.start, np.float32),
+                trajectory_tokens=trajectory.num_action_tokens,
+            )
+            parts.append(Part(sample, n, first=int(trajectory.is_action[: row.start].sum())))
     return parts
 
 
@@ -259,61 +265,3 @@ def split_minibatches(samples: Sequence[Sample], count: int, rng: np.random.Gene
     """`samples` dealt at random into at most `count` minibatches of nearly equal size, none empty."""
     order = rng.permutation(len(samples))
     return [[samples[i] for i in part] for part in np.array_split(order, count) if len(part)]
-
-
-def rollout_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    """What trajectories say of the policy that sampled them, under the published service's names where it has one.
-
-    nDCG@10 counts a failed rollout as 0; one whose tool failed counts in the failure rates alone.
-    """
-    count = len(trajectories)
-    valid = [t for t in trajectories if t.is_valid]
-    rewards = np.array([t.reward for t in valid], np.float64)
-    submitted = [t for t in valid if t.is_submitted]
-    turns = np.array([len(t.turns) for t in trajectories])
-    responses = np.array([t.num_action_tokens for t in trajectories])
-    calls = [turn for t in trajectories for turn in t.turns]
-    logprobs = np.concatenate([t.behavior_logprob[t.is_action] for t in trajectories])
-    statuses = Counter(t.status for t in trajectories)
-    metrics = {
-        "reward": float(rewards.mean()) if len(valid) else float("nan"),
-        "ndcg@10": float(np.mean([t.ndcg for t in valid])) if valid else float("nan"),
-        "ndcg@10_completed": float(np.mean([t.ndcg for t in submitted])) if submitted else float("nan"),
-        "failure_rate": 1 - statuses[SUBMITTED] / count,
-        "malformed_rate": float(np.mean([turn.is_malformed for turn in calls])),
-        "searches": sum(turn.tool is not None for turn in calls) / count,
-        "turns": float(turns.mean()),
-        "action_tokens": float(responses.mean()),
-        "tokens": float(np.mean([len(t.token_ids) for t in trajectories])),
-        "logprob/mean": float(logprobs.mean()),
-        "logprob/min": float(logprobs.min()),
-        "tokens/response_std": float(responses.std()),
-        "tokens/response_max": float(responses.max()),
-        "turns_max": float(turns.max()),
-    }
-    if len(valid):
-        metrics |= {
-            "reward_std": float(rewards.std()),
-            "reward_min": float(rewards.min()),
-            "reward_max": float(rewards.max()),
-            "reward_zero_frac": float(np.mean(rewards == 0)),
-        }
-    return metrics | {f"failures/{status}": statuses[status] / count for status in STATUSES if status != SUBMITTED}
-
-
-def group_metrics(batch: Batch, estimates: Float[np.ndarray, " n"]) -> dict[str, float]:
-    """What a step's groups have to teach.
-
-    Args:
-        estimates: the trained advantages, of rollouts, turns or tokens, as the method gives them.
-    """
-    rewards, is_valid = batch.rewards, batch.is_valid
-    spread = np.where(is_valid, rewards, -np.inf).max(axis=1) - np.where(is_valid, rewards, np.inf).min(axis=1)
-    return {
-        "num_groups": float(len(rewards)),
-        "num_trajectories": float(is_valid.size),
-        "zero_adv_groups": float(batch.is_flat.sum()),
-        "masked_rollouts": float((~is_valid).sum()),
-        "group_reward_spread": float(spread[is_valid.any(axis=1)].mean()) if is_valid.any() else 0.0,
-        "advantage_std": float(estimates.std()) if estimates.size else 0.0,
-    }

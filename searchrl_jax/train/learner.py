@@ -26,12 +26,12 @@ from searchrl_jax.train.learn import (
     batch_of,
     gae_advantages,
     group_advantages,
-    group_metrics,
     parts_of,
     split_minibatches,
     to_table,
     with_tables,
 )
+from searchrl_jax.train.measures import group_metrics, training_metrics
 from searchrl_jax.train.state import TrainState, init_state, make_optimizer
 from searchrl_jax.train.step import LossSpec, make_score, make_update
 
@@ -63,6 +63,7 @@ class Learner:
         steps: of the whole run; the learning rate reaches its end with the last.
         """
         self.config, self.seed = experiment.rl, experiment.seed
+        self.wanted_groups = experiment.batch.global_batch_size
         self.row_shapes, self.mesh = row_shapes, mesh
         rl, sampling = self.config, experiment.sampling
         has_critic = rl.advantage_method == GAE
@@ -127,8 +128,9 @@ class Learner:
         batch = batch_of(groups, rl)
         parts = parts_of(groups, batch.is_trained)
         tables, estimates, metrics = self._tables(batch, parts)
-        metrics |= group_metrics(batch, estimates)
         samples = [with_tables(part, tables) for part in parts]
+        metrics |= group_metrics(groups, batch.is_trained, estimates, wanted_groups=self.wanted_groups)
+        metrics |= training_metrics(groups, samples, num_trained=int(batch.is_trained.sum()))
         seen = []
         for chosen in split_minibatches(samples, rl.minibatches, np.random.default_rng([self.seed, step])):
             micro_batches = [place_rows(self.mesh, rows) for rows in pack(chosen, self.row_shapes)]

@@ -6,6 +6,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import jax
 import numpy as np
 
 from searchrl_jax.config.overlays import differences, to_json
-from searchrl_jax.config.schema import RESUMABLE_CHANGES, Experiment
+from searchrl_jax.config.schema import RESUMABLE_CHANGES, Experiment, mixing_weights
 from searchrl_jax.core.random import named_key
 from searchrl_jax.data.schema import Task
 from searchrl_jax.data.stream import TaskStream
@@ -35,8 +36,9 @@ from searchrl_jax.rollout.trajectory import Trajectory
 from searchrl_jax.train.checkpoint import Checkpointer
 from searchrl_jax.train.finish import compare_and_report
 from searchrl_jax.train.interrupt import Interrupted, StopSignal
-from searchrl_jax.train.learn import rollout_metrics
+from searchrl_jax.train.learn import batch_of
 from searchrl_jax.train.learner import Learner
+from searchrl_jax.train.measures import distributions, prefixed, rollout_metrics, success_metrics
 from searchrl_jax.train.progress import Progress, train_line
 from searchrl_jax.train.state import init_state
 from searchrl_jax.train.step import LossSpec, make_update
@@ -99,7 +101,15 @@ class _Run:
         print(f"{len(self.work.documents):,} documents; tasks: {sizes}; {self.seconds['setup']:.0f} s", flush=True)
         self.titles = titles_of(self.work.documents)
         # Made before the warm-up, so that a batch larger than the training set is refused at once.
-        self.stream = TaskStream(self.work.tasks["train"], experiment.batch.global_batch_size, experiment.seed)
+        data = experiment.data
+        self.stream = TaskStream(
+            self.work.tasks["train"],
+            experiment.batch.global_batch_size,
+            experiment.seed,
+            weights=mixing_weights(data.mixing),
+            field=data.mixing_field,
+            curriculum=data.curriculum,
+        )
         limits = self.work.env.limits
         mesh = experiment.mesh
         self.mesh = make_mesh(mesh.data, mesh.fsdp, mesh.tensor)
@@ -138,6 +148,20 @@ class _Run:
             timeout_seconds=rollout.rollout_timeout,
             max_retries=rollout.rollout_max_retries,
             max_failed_share=rollout.max_failed_share,
+            keep_observations=experiment.env.keep_observations,
+            threads=rollout.rollout_max_concurrency,
+        )
+        val_limits = replace(
+            limits, max_tokens_per_turn=experiment.val.sampling_max_tokens or limits.max_tokens_per_turn
+        )
+        self.val_player = Player(
+            engine,
+            self.work.env.with_limits(val_limits),
+            self.work.dialect,
+            timeout_seconds=rollout.rollout_timeout,
+            max_retries=rollout.rollout_max_retries,
+            max_failed_share=rollout.max_failed_share,
+            keep_observations=experiment.env.keep_observations,
             threads=rollout.rollout_max_concurrency,
         )
         self.source: GroupSource | None = None
@@ -147,6 +171,7 @@ class _Run:
         if self.source is not None:
             self.source.close()
         self.player.close()
+        self.val_player.close()
 
     def finish(self) -> dict[str, Any]:
         """All phases that are not done yet."""
@@ -186,7 +211,14 @@ class _Run:
         state = init_state(params, optimizer)
         shardings = self._shardings(state)
         state = jax.device_put(state, shardings)
-        demonstrator = Demonstrator(work.env, work.dialect, work.documents, shares_of(config), slips=config.slips)
+        demonstrator = Demonstrator(
+            work.env,
+            work.dialect,
+            work.documents,
+            shares_of(config),
+            slips=config.slips,
+            keep_observations=experiment.env.keep_observations,
+        )
         stream = DemonstrationStream(
             demonstrator,
             work.tasks["train"],
@@ -253,6 +285,7 @@ class _Run:
             mirror=self._mirror(),
         )
         done = newest or 0
+        save_seconds = 0.0
         began = time.perf_counter() - seconds
         if newest is None and total:
             size = f"{batch.global_batch_size} x {batch.group_size}"
@@ -266,11 +299,15 @@ class _Run:
             taken = source.take(learner.params, step - 1)
             tasks, groups, trajectories = taken.tasks, taken.groups, taken.trajectories
             rollout_seconds = time.perf_counter() - step_began
-            metrics = rollout_metrics(trajectories) | self._rescored(trajectories, tasks, f"step {step}")
+            metrics = rollout_metrics(trajectories) | prefixed("rollout", distributions(groups))
+            metrics |= {"training/epoch": 1 + (step - 1) // self.stream.batches_per_epoch, "training/global_step": step}
+            metrics |= self._rescored(trajectories, tasks, f"step {step}")
             learn_began = time.perf_counter()
             metrics |= learner.learn(groups, step)
             now = time.perf_counter()
             metrics["timing_s/rollout"], metrics["timing_s/policy_update"] = rollout_seconds, now - learn_began
+            metrics["timing_s/training"] = now - step_began - rollout_seconds
+            metrics["timing_s/save_checkpoint"] = save_seconds
             metrics["tokens_per_second"] = sum(len(t.token_ids) for t in trajectories) / (now - step_began)
             is_last = step == total
             metrics |= {**taken.metrics, **device_memory(self.mesh)}
@@ -285,7 +322,9 @@ class _Run:
             print(train_line(step, total, metrics, progress.left(step - done)), flush=True)
             reason = self.stop.reason
             if step % schedule.save_every == 0 or is_last or reason:
-                checkpoints.save(step, learner.state, source.save(step) | {"seconds": time.perf_counter() - began})
+                save_began = time.perf_counter()
+                checkpoints.save(step, learner.state, source.save(step) | {"seconds": save_began - began})
+                save_seconds = time.perf_counter() - save_began
             if reason and not is_last:
                 raise _interrupted(reason)
         source.close()
@@ -296,12 +335,21 @@ class _Run:
 
     def _make_source(self, steps: int) -> GroupSource:
         """Where the groups of `steps` steps come from."""
-        batch, sampling = self.experiment.batch, self.experiment.sampling
-        plan = Plan(batch.global_batch_size, batch.group_size, steps)
+        batch, sampling, rl = self.experiment.batch, self.experiment.sampling, self.experiment.rl
+        plan = Plan(
+            batch.global_batch_size, batch.group_size, steps, pass_threshold=self.experiment.data.curriculum_threshold
+        )
         drawn_from = Sampling(sampling.temperature, sampling.sampling_top_p)
         bound = self.experiment.rollout.max_steps_off_policy
         if bound == 0:
-            return SynchronousSource(self.player, self.stream, drawn_from, plan)
+            return SynchronousSource(
+                self.player,
+                self.stream,
+                drawn_from,
+                plan,
+                refills=rl.refill_groups,
+                teaches=lambda groups: batch_of(groups, rl).teaches,
+            )
         return AsynchronousSource(
             self.player,
             self.stream,
@@ -317,21 +365,26 @@ class _Run:
         """`val/` metrics at each validation temperature; those of the first without a suffix."""
         val = self.experiment.val
         tasks = self.work.tasks["validation"][: val.val_batch_size or None]
+        began = time.perf_counter()
         metrics: dict[str, float] = {}
         for index, temperature in enumerate(val.temperatures):
             sampling = Sampling(temperature, val.sampling_top_p)
-            trajectories = play_tasks(self.player, params, tasks, sampling, policy_version=step)
+            trajectories = play_tasks(
+                self.val_player, params, tasks, sampling, policy_version=step, group_size=val.val_group_size
+            )
+            groups = [trajectories[i : i + val.val_group_size] for i in range(0, len(trajectories), val.val_group_size)]
             prefix = "val" if index == 0 else f"val_t{temperature:g}"
-            found = rollout_metrics(trajectories)
+            found = rollout_metrics(trajectories) | distributions(groups)
+            found |= success_metrics(groups, success_threshold=val.success_threshold, pass_k_values=val.pass_k_values)
             found |= self._rescored(trajectories, tasks, f"validation after step {step}, temperature {temperature:g}")
-            metrics |= {f"{prefix}/{name}": value for name, value in found.items()}
+            metrics |= prefixed(prefix, found)
             print(
                 f"validation after step {step}, temperature {temperature:g}: nDCG@10 {found['ndcg@10']:.3f}, given "
                 f"completion {found['ndcg@10_completed']:.3f}, failed {found['failure_rate']:.1%}, "
                 f"malformed {found['malformed_rate']:.1%}, turns {found['turns']:.2f}",
                 flush=True,
             )
-        return metrics
+        return metrics | {"timing_s/eval": time.perf_counter() - began}
 
     def _rescored(self, trajectories: Sequence[Trajectory], tasks: Sequence[Task], where: str) -> dict[str, float]:
         """The metrics of the second reading, with a warning where it disagrees with the environment."""

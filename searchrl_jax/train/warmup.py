@@ -9,6 +9,7 @@ from jaxtyping import Int32
 from searchrl_jax.config.schema import WarmupConfig
 from searchrl_jax.data.schema import Task
 from searchrl_jax.env.demonstrator import GOOD, LAZY, OVERLONG, RAMBLING, Demonstrator
+from searchrl_jax.env.history import rows_between
 from searchrl_jax.env.observations import LINKS_WORD
 from searchrl_jax.rollout.batch import Rows, RowShape, Sample, fill, pack
 from searchrl_jax.text.tokenizer import Tokenizer
@@ -90,8 +91,8 @@ class DemonstrationStream:
         self.scramble = Scrambler(demonstrator.dialect.tokenizer)
         self.next = 0
 
-    def demonstration(self, n: int) -> Sample:
-        """The n-th."""
+    def demonstration(self, n: int) -> list[Sample]:
+        """The rows of the n-th: one, unless its history is compressed."""
         rng = np.random.default_rng([self.seed, n])
         task = self.tasks[int(rng.integers(len(self.tasks)))]
         demo = self.demonstrator.demonstrate(task, rng)
@@ -99,7 +100,8 @@ class DemonstrationStream:
         if rng.random() < self.scrambled:
             ids = self.scramble(ids, rng, self._frame(task))
         zeros = np.zeros(len(ids), np.float32)
-        return Sample(ids, demo.is_imitated, zeros, zeros)
+        rows = rows_between(demo.row_starts, demo.is_action)
+        return [Sample(ids[row], demo.is_imitated[row], zeros[row], zeros[row]) for row in rows]
 
     def _frame(self, task: Task) -> list[int]:
         """The pieces of the question around what it quotes: they say what is asked, so they keep their meaning."""
@@ -143,14 +145,17 @@ class DemonstrationStream:
         free = [[shape.length, shape.actions] for _ in range(shape.rows)]
         samples: list[Sample] = []
         while True:
-            sample = self.demonstration(self.next)
-            length, actions = len(sample.token_ids), int(sample.is_action.sum())
-            fitting = [row for row in free if length <= row[0] and actions <= row[1]]
-            is_large = length > shape.length or actions > shape.actions
-            if not fitting and not is_large:
-                return pack(samples, self.shapes)
-            if fitting:
-                fitting[0][0] -= length
-                fitting[0][1] -= actions
-            samples.append(sample)
+            left = [list(row) for row in free]  # a demonstration goes in as a whole
+            demonstration = self.demonstration(self.next)
+            for sample in demonstration:
+                length, actions = len(sample.token_ids), int(sample.is_action.sum())
+                fitting = [row for row in left if length <= row[0] and actions <= row[1]]
+                is_large = length > shape.length or actions > shape.actions
+                if not fitting and not is_large and samples:
+                    return pack(samples, self.shapes)
+                if fitting:
+                    fitting[0][0] -= length
+                    fitting[0][1] -= actions
+            free = left
+            samples += demonstration
             self.next += 1

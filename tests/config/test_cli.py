@@ -65,7 +65,7 @@ def test_fields_that_depend_on_each_other_change_together():
     "options, message",
     [
         ("--rl.clip_hih_threshold=1.3", "did you mean rl.clip_high_threshold"),
-        ("--sampling_max_tokens=3", "did you mean sampling.sampling_max_tokens?"),
+        ("--sampling_max_tokens=3", "did you mean sampling.sampling_max_tokens or val.sampling_max_tokens?"),
         ("--jsn", "did you mean json"),
         ("--zzz=1", "see --help"),
         ("--rl.clip_low_threshold=1.3", "rl.clip_low_threshold: expected a number in [0, 1], or none, got 1.3"),

@@ -18,6 +18,7 @@ from searchrl_jax.config.schema import (
     SamplingConfig,
     TrackerConfig,
     WarmupConfig,
+    mixing_weights,
 )
 
 
@@ -84,9 +85,17 @@ def test_published_defaults():
         (lambda: EvaluationConfig(temperatures=[1.0]), "evaluation.temperatures: expected a list, each a number"),
         (lambda: Experiment(exp="x", scale="local", seed=-1), "^seed: expected an integer in"),
         (lambda: Experiment(exp="x", scale="local", rl="ppo"), "rl: expected an instance of .*RLConfig.*, got 'ppo'"),
+        (
+            lambda: Experiment(exp="x", scale="local", rl=RLConfig(refill_groups=1)),
+            "rl.refill_groups: expected 0 with rollout.max_steps_off_policy=3, got 1",
+        ),
         (lambda: ModelConfig(num_heads=6, num_kv_heads=4), "model.num_kv_heads: expected a divisor of"),
         (lambda: ModelConfig(head_dim=33), "model.head_dim: expected an even integer, got 33"),
         (lambda: WarmupConfig(lazy=0.6, overlong=0.6), "warmup.overlong: expected at most 1, got 1.2"),
+        (lambda: DataConfig(mixing=("a=1", "b")), "data.mixing: expected NAME=WEIGHT .* got 'b' in 'a=1,b'"),
+        (lambda: DataConfig(mixing=("a=-1",)), "got 'a=-1'"),
+        (lambda: DataConfig(mixing=("a=1", "a=2")), "each name once, got 'a=2'"),
+        (lambda: DataConfig(mixing=("=1",)), "got '=1'"),
         (lambda: DataConfig(corpus="docs.jsonl"), "data.tasks: expected a JSONL file of tasks over 'docs.jsonl'"),
         (lambda: DataConfig(tasks="tasks.jsonl"), "data.tasks: expected '' with the embedded corpus"),
     ],
@@ -111,6 +120,11 @@ def test_every_range_holds_at_both_ends_and_not_beyond(name):
         candidate = kind(value)
         candidate = (candidate,) if kind is not annotation else candidate
         assert accepts(candidate, setting.annotation, setting.metadata) is inside
+
+
+def test_mixing_weights_are_read_as_written():
+    assert mixing_weights(()) is None
+    assert mixing_weights(("frames=2", "a=b=0.5", "c=0")) == {"frames": 2.0, "a=b": 0.5, "c": 0.0}
 
 
 def test_an_integer_passes_for_a_number():

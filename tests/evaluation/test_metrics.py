@@ -1,5 +1,6 @@
 """Metrics: hand-computed values, each public fault of nDCG code, and equality with pytrec_eval."""
 
+import itertools
 import random
 from dataclasses import replace
 from functools import partial
@@ -13,6 +14,8 @@ from searchrl_jax.evaluation.metrics import (
     TaskMean,
     mean_over_tasks,
     ndcg_at_k,
+    pass_at_k,
+    pass_power_k,
     ranking_from_scores,
     recall_at_k,
     reciprocal_rank,
@@ -127,3 +130,19 @@ def test_bad_input_is_refused() -> None:
         ndcg_at_k(["d1"], {"d1": float("nan")})
     with pytest.raises(ValueError, match="got the string"):
         reciprocal_rank("d1", {"d1": 1})
+
+
+@pytest.mark.parametrize(("tries", "successes"), [(n, c) for n in range(1, 7) for c in range(n + 1)])
+def test_pass_at_k_and_pass_power_k_equal_the_enumeration_of_all_draws(tries: int, successes: int) -> None:
+    outcomes = [True] * successes + [False] * (tries - successes)
+    for k in range(1, tries + 1):
+        draws = list(itertools.combinations(outcomes, k))
+        assert pass_at_k(tries, successes, k) == pytest.approx(sum(map(any, draws)) / len(draws), abs=1e-12)
+        assert pass_power_k(tries, successes, k) == pytest.approx(sum(map(all, draws)) / len(draws), abs=1e-12)
+
+
+@pytest.mark.parametrize(("tries", "successes", "k"), [(4, 5, 1), (4, -1, 1), (4, 2, 0), (4, 2, 5)])
+def test_pass_at_k_of_more_tries_than_were_made_is_refused(tries: int, successes: int, k: int) -> None:
+    for metric in (pass_at_k, pass_power_k):
+        with pytest.raises(ValueError, match=f"{successes} successes in {tries} tries and k = {k}"):
+            metric(tries, successes, k)

@@ -299,6 +299,7 @@ def test_groups_on_disk_are_as_they_were(tmp_path):
             for left, right in zip(found[number], groups[number], strict=True):
                 assert_same(left, right)
                 assert left.turns == right.turns and left.to_json() == right.to_json()
+                assert left.row_starts == right.row_starts
 
 
 def test_a_bad_rollout_is_masked_and_many_stop_the_run(make, monkeypatch):

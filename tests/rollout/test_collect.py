@@ -39,8 +39,10 @@ class Scripted:
         self.ids = [[] for _ in range(slots)]
         self.left = [deque() for _ in range(slots)]
 
-    def start(self, slot, uid, ids):
-        self.ids[slot], self.left[slot] = list(ids), deque(self.scripts[uid])
+    def start(self, slot, uid, ids, offset=0):
+        self.ids[slot] = list(ids)
+        if not offset:  # else the history has changed, and the policy goes on
+            self.left[slot] = deque(self.scripts[uid])
 
     def extend(self, slot, ids):
         self.ids[slot].extend(ids)
@@ -79,9 +81,16 @@ SUBMIT = DIALECT.render_call(submit_call([1]))
 LIMITS = Limits(max_turns=3, max_tokens_per_turn=80, max_tokens_per_episode=256)
 
 
-def play(scripts, tasks=None, limits=LIMITS, max_retries=0, retrievers=None, **options):
+def play(scripts, tasks=None, limits=LIMITS, max_retries=0, retrievers=None, keep_observations=0, **options):
     engine = Scripted(scripts, **options)
-    player = Player(engine, tiny_env(DIALECT, limits, retrievers), DIALECT, timeout_seconds=60, max_retries=max_retries)
+    player = Player(
+        engine,
+        tiny_env(DIALECT, limits, retrievers),
+        DIALECT,
+        timeout_seconds=60,
+        max_retries=max_retries,
+        keep_observations=keep_observations,
+    )
     requests = [Request(uid, task) for uid, task in zip(scripts, tasks or TASKS, strict=False)]
     found = player.play(None, requests, Sampling(), policy_version=4)
     assert engine.ids == [[] for _ in engine.ids]
@@ -219,3 +228,35 @@ def test_an_untrained_policy_plays_the_same_whatever_the_slots():
             assert sizes[-1] == 12 and got.token_ids[-1] != STOP
         if got.status == "turn_limit":
             assert len(sizes) == 3 and got.token_ids[-1] == STOP
+
+
+def test_compression_makes_room_in_an_episode():
+    script = {1: [*SEARCH, *SEARCH, *SUBMIT]}
+    (whole,) = play(script, limits=Limits(3, 80, 256))
+    (compressed,) = play(script, limits=Limits(3, 80, 256), keep_observations=1)
+    assert whole.row_starts == (0,) and len(compressed.row_starts) == 2
+    assert compressed.status == whole.status == "submitted" and compressed.ranking == whole.ranking
+    assert compressed.token_ids[compressed.is_action].tolist() == script[1]
+    longest = max(row.stop - row.start for row in compressed.rows)
+    assert longest < len(whole.token_ids)
+    limits = Limits(3, 80, longest)
+    assert play(script, limits=limits)[0].status == "context_limit"
+    assert play(script, limits=limits, keep_observations=1)[0].status == "submitted"
+    (cut,) = play(script, limits=Limits(3, 80, longest - 1), keep_observations=1)
+    assert cut.status == "context_limit" and cut.is_action[-1]
+
+
+def test_a_retry_forgets_the_rows_of_the_failed_try():
+    class ThirdFails(Failing):
+        def search(self, query, k=10, where=None):
+            if self.calls == 2:
+                self.calls += 1
+                raise ConnectionError("refused")
+            return super().search(query, k, where)
+
+    script = {1: [*SEARCH, *SEARCH, *SEARCH, *SUBMIT]}
+    limits = Limits(4, 80, 256)
+    (got,) = play(script, limits=limits, max_retries=1, retrievers={TOOLS[0]: ThirdFails(0)}, keep_observations=1)
+    (plain,) = play(script, limits=limits, retrievers={TOOLS[0]: Failing(0)}, keep_observations=1)
+    assert got.status == "submitted" and got.row_starts == plain.row_starts
+    np.testing.assert_array_equal(got.token_ids, plain.token_ids)

@@ -49,6 +49,8 @@ SETTINGS: dict[str, Any] = {
     "schedule.save_every": 1,
     "val.temperatures": (1.0, 0.0),
     "val.val_batch_size": 4,
+    "val.val_group_size": 2,
+    "val.sampling_max_tokens": 20,
     "evaluation.temperatures": (1.0, 0.5, 0.0),
     "evaluation.tasks": 4,
     "evaluation.bootstrap_samples": 200,

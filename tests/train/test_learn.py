@@ -1,4 +1,4 @@
-"""From groups of trajectories to training samples and metrics, on trajectories made by hand."""
+"""From groups of trajectories to training samples on trajectories made by hand."""
 
 import math
 from dataclasses import replace
@@ -18,9 +18,7 @@ from searchrl_jax.train.learn import (
     batch_of,
     gae_advantages,
     group_advantages,
-    group_metrics,
     parts_of,
-    rollout_metrics,
     split_minibatches,
     to_table,
     with_tables,
@@ -117,7 +115,6 @@ def test_flat_groups_are_left_out_where_the_baseline_is_the_group(group: list[fl
         assert np.isfinite(table).all() and np.isfinite(estimates).all()
         kept = batch.trained_tokens[3:]
         assert bool(table[3:][kept].any()) == (keeps and kept.any()), "monte_carlo and reinforce_pp have a signal here"
-        assert group_metrics(batch, estimates)["zero_adv_groups"] == 1
 
 
 @pytest.mark.parametrize("method", sorted(ADVANTAGES))
@@ -271,6 +268,27 @@ def test_rollout_without_log_probabilities_is_an_error() -> None:  # fault 7
         samples_of(groups)
 
 
+def test_a_compressed_rollout_is_its_rows_and_each_takes_its_part_of_the_tables() -> None:
+    played = trajectory(1.0, lengths=(2, 1, 3), turn_rewards=(0.5, -1.0, 2.0), row_starts=(0, 8))
+    # PPaaooao|oaaaoo in the arrays: a row ends with its last action, and what follows it is not learnt from.
+    groups = [[played, trajectory(0.0, lengths=(1, 2), turn_rewards=(0.0, 0.0))]]
+    config = RLConfig(advantage_method="monte_carlo", advantage_normalization=False, gamma=0.5)
+    batch = batch_of(groups, config)
+    table, _ = group_advantages(batch, config)
+    parts = parts_of(groups, batch.is_trained)
+    assert [(part.rollout, part.columns) for part in parts] == [
+        (0, slice(0, 3)),
+        (0, slice(3, 6)),
+        (1, slice(0, 3)),
+    ]
+    first, second, _ = (with_tables(part, {"advantage": table}) for part in parts)
+    assert first.token_ids.tolist() == list(range(7)) and second.token_ids.tolist() == list(range(8, 12))
+    assert first.advantage[first.is_action].tolist() == [0.5, 0.5, 0.0] and second.advantage.tolist() == [0, 2, 2, 2]
+    assert (first.trajectory_tokens, second.trajectory_tokens) == (6, 6)
+    values = [table[part.rollout, part.columns] for part in parts]
+    np.testing.assert_array_equal(to_table(parts, values, table.shape), table)
+
+
 def test_minibatches_hold_every_sample_once() -> None:
     samples = samples_of([[trajectory(r, uid=i * 2 + j) for j, r in enumerate((1.0, 0.0))] for i in range(5)])
     parts = split_minibatches(samples, 3, np.random.default_rng(0))
@@ -284,53 +302,3 @@ def test_fewer_samples_than_minibatches_leave_none_empty() -> None:
     assert split_minibatches([], 2, np.random.default_rng(0)) == []
     samples = samples_of(groups_of([1.0, 0.0]))
     assert [len(part) for part in split_minibatches(samples, 4, np.random.default_rng(0))] == [1, 1]
-
-
-def test_metrics_by_hand() -> None:
-    played = [
-        trajectory(1.0),
-        trajectory(0.5, lengths=(4,)),
-        trajectory(-1.0, lengths=(1, 1, 1), malformed=2),
-        trajectory(None, lengths=(2,)),
-    ]
-    found = rollout_metrics(played)
-    assert found["reward"] == pytest.approx(0.5 / 3)
-    assert found["ndcg@10"] == pytest.approx(1.5 / 3)
-    assert found["ndcg@10_completed"] == pytest.approx(0.75)
-    assert found["failure_rate"] == 0.5
-    assert found["failures/turn_limit"] == found["failures/tool_failure"] == 0.25
-    assert found["malformed_rate"] == pytest.approx(2 / 7)
-    assert found["searches"] == pytest.approx(5 / 4)
-    assert found["turns"] == pytest.approx(7 / 4) and found["turns_max"] == 3
-    assert found["action_tokens"] == pytest.approx((5 + 4 + 3 + 2) / 4)
-    assert found["tokens/response_max"] == 5
-    assert found["logprob/mean"] == found["logprob/min"] == -0.5
-    assert (found["reward_min"], found["reward_max"], found["reward_zero_frac"]) == (-1.0, 1.0, 0.0)
-
-
-def test_metrics_where_all_failed() -> None:
-    found = rollout_metrics([trajectory(-1.0), trajectory(-1.0)])
-    assert (found["reward"], found["ndcg@10"], found["failure_rate"]) == (-1.0, 0.0, 1.0)
-    assert math.isnan(found["ndcg@10_completed"])
-    assert found["failures/turn_limit"] == 1.0
-
-
-def test_metrics_where_every_tool_failed() -> None:
-    found = rollout_metrics([trajectory(None), trajectory(None)])
-    assert all(math.isnan(found[name]) for name in ("reward", "ndcg@10", "ndcg@10_completed"))
-    assert found["failures/tool_failure"] == 1.0 and "reward_std" not in found
-
-
-def test_group_metrics_by_hand() -> None:
-    def found_in(groups: list[list[Trajectory]]) -> dict[str, float]:
-        batch = batch_of(groups, CONFIG)
-        return group_metrics(batch, group_advantages(batch, CONFIG)[1])
-
-    groups = groups_of([1.0, 0.0, None], [0.5, 0.5, 0.5], [None, None, None])
-    found = found_in(groups)
-    assert (found["num_groups"], found["num_trajectories"]) == (3, 9)
-    assert (found["zero_adv_groups"], found["masked_rollouts"]) == (2, 4)
-    assert found["group_reward_spread"] == pytest.approx((1.0 + 0.0) / 2)
-    assert found["advantage_std"] == pytest.approx(1 / math.sqrt(2), rel=1e-4)
-    nothing = found_in(groups[2:])
-    assert (nothing["group_reward_spread"], nothing["advantage_std"]) == (0.0, 0.0)

@@ -112,7 +112,7 @@ def test_every_method_trains_with_every_loss(method: str, loss: str) -> None:
     assert metrics["learner/ratio_p99"] == 1 and metrics["learner/ratio_max"] == pytest.approx(1, abs=1e-3)
     assert metrics["learner/grad_norm"] > 0 and metrics["learner/entropy"] > 0
     assert metrics["learner/approx_kl"] == pytest.approx(0, abs=1e-6) and metrics["learner/clipped_share"] == 0
-    assert metrics["learner/tokens"] == 5 + 1 + 6 + 6 + 5 and metrics["masked_rollouts"] == 1
+    assert metrics["learner/tokens"] == 5 + 1 + 6 + 6 + 5 and metrics["training/num_datums"] == 5
     assert ("learner/explained_variance" in metrics) == (method == "gae")
 
 
@@ -140,7 +140,11 @@ def test_groups_that_teach_nothing_make_no_update() -> None:
     learner = learner_with()
     metrics = learner.learn(groups(flat=True), 1)
     assert difference(learner.params, BASE) == 0 and int(learner.state.updates) == 0
-    assert metrics["zero_adv_groups"] == 2 and (metrics["entropy"], metrics["kl"], metrics["grad_norm"]) == (0, 0, 0)
+    assert metrics["analysis/zero_adv_groups"] == 2 and (metrics["entropy"], metrics["kl"], metrics["grad_norm"]) == (
+        0,
+        0,
+        0,
+    )
     assert "learner/loss" not in metrics
 
 

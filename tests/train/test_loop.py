@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 
 from searchrl_jax.config.overlays import to_json, with_overrides
 from searchrl_jax.config.schema import Experiment
+from searchrl_jax.env.rewards import STATUSES, SUBMITTED
 from searchrl_jax.train import loop
 from searchrl_jax.train.loop import SetupError, run
 from searchrl_jax.train.tracker import read_rows
@@ -26,6 +28,37 @@ def quick_compilation() -> Iterator[None]:
     jax.config.update("jax_disable_most_optimizations", True)
     yield
     jax.config.update("jax_disable_most_optimizations", before)
+
+
+def documented_names(experiment: Experiment) -> tuple[set[str], set[str]]:
+    """The names that docs/metrics.md says a run of `experiment` writes, and those that some runs write beside them."""
+    val, page = experiment.val, (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
+    fillings = {
+        "{status}": [status for status in STATUSES if status != SUBMITTED],
+        "{k}": [k for k in val.pass_k_values if k <= val.val_group_size],
+        "{age}": list(range(experiment.rollout.max_steps_off_policy + 1)),
+        "{val}": ["val", *(f"val_t{temperature:g}" for temperature in val.temperatures[1:])],
+    }
+    names: set[str] = set()
+    others: set[str] = set()
+    for section in page.split("\n## ")[1:]:
+        written = {name for line in section.splitlines() if line.startswith("| `") for name in backticked(line)}
+        if section.startswith("Summary"):
+            written |= {"{val}/" + name for name in written}
+        elif section.startswith("Distributions"):
+            written = {prefix + name for prefix in ("rollout/", "{val}/") for name in written}
+        for mark, values in fillings.items():
+            written = {name.replace(mark, str(value)) for name in written for value in values}
+        if section.startswith("Training rows, where"):
+            others |= written
+        else:
+            names |= written
+    return names, others
+
+
+def backticked(line: str) -> list[str]:
+    """The names in the first cell of a table's row."""
+    return re.findall("`([^`]+)`", line.split("|")[1])
 
 
 def snapshot(workdir: Path) -> dict[str, bytes]:
@@ -78,10 +111,16 @@ def test_whole_job(settings: dict[str, Any], tmp_path: Path, capsys: pytest.Capt
             "timing_s/policy_update",
             "timing_s/step",
         } <= row.keys()
-        assert row["num_trajectories"] == 8
+        assert row["training/num_trajectories"] == 8
         assert row["rescored_ndcg_gap"] < 1e-6 and row["rescored_inconsistent"] == 0
     for row in (rows[0], rows[2]):
         assert {"val/ndcg@10", "val_t0/ndcg@10", "val/rescored_ndcg_gap"} <= row.keys()
+        assert {"val/reward/pass_at_1", "val/reward/pass_at_2", "val_t0/reward/pass_power_2"} <= row.keys()
+        assert row["val/tokens/response_max"] <= 20 and row["val/reward/num_prompts"] == 4
+    found = {name for row in rows for name in row} - {"kind", "step", "nonfinite"}
+    documented, of_some = documented_names(experiment)
+    assert not found - documented - of_some, "names that docs/metrics.md lacks"
+    assert not documented - found, "names of docs/metrics.md that no row has"
     assert [row["step"] for row in read_rows(workdir / "warmup.jsonl")] == list(range(1, 71))
     losses = [row["loss"] for row in read_rows(workdir / "warmup.jsonl")]
     assert losses[-1] < losses[0] / 2

@@ -25,6 +25,11 @@ CHANGES = {
     "val.temperatures": (1.0,),
     "evaluation.temperatures": (1.0,),
     "rl.minibatches": 1,
+    # All that the order of prompts may depend on.
+    "rl.refill_groups": 1,
+    "data.mixing": ("known_item=2", "bridge=1"),
+    "data.mixing_field": "slice",
+    "data.curriculum": True,
 }
 
 

@@ -18,8 +18,17 @@ SHAPES = (RowShape(rows=2, length=400, actions=60), RowShape(rows=1, length=400,
 TASKS = tiny_tasks()[:12]
 
 
-def stream(seed: int = 3, copy_steps: int = 0, scrambled: float = 0.0) -> DemonstrationStream:
-    demonstrator = Demonstrator(tiny_env(DIALECT, LIMITS), DIALECT, tiny_documents(), SHARES)
+def stream(
+    seed: int = 3, copy_steps: int = 0, scrambled: float = 0.0, slips: float = 0.0, keep_observations: int = 0
+) -> DemonstrationStream:
+    demonstrator = Demonstrator(
+        tiny_env(DIALECT, LIMITS),
+        DIALECT,
+        tiny_documents(),
+        SHARES,
+        slips=slips,
+        keep_observations=keep_observations,
+    )
     return DemonstrationStream(demonstrator, TASKS, seed, SHAPES, copy_steps=copy_steps, scrambled=scrambled)
 
 
@@ -51,13 +60,28 @@ def turns_of(rows: Rows) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("scrambled", [0.0, 0.5])
+def test_compressed_demonstrations_hold_every_action_once_and_go_in_as_a_whole(scrambled: float) -> None:
+    source = stream(keep_observations=1, scrambled=scrambled)
+    found = sum(int(rows.is_action.sum()) for update in range(1, 13) for rows in source.batch(update))
+    parts = [stream(keep_observations=1, scrambled=scrambled).demonstration(n) for n in range(source.next)]
+    assert found == sum(int(sample.is_action.sum()) for rows in parts for sample in rows)
+    assert max(map(len, parts)) > 2
+    plain, compressed = stream(), stream(keep_observations=1)
+    for n in range(20):
+        (whole,), rows = plain.demonstration(n), compressed.demonstration(n)
+        if style_of(whole) != OVERLONG:  # what fills an overlong turn follows from the tokens before it
+            actions = np.concatenate([sample.token_ids[sample.is_action] for sample in rows])
+            np.testing.assert_array_equal(actions, whole.token_ids[whole.is_action])
+
+
+@pytest.mark.parametrize("scrambled", [0.0, 0.5])
 def test_a_demonstration_is_a_function_of_seed_and_number(scrambled: float) -> None:
     one, other = stream(scrambled=scrambled), stream(scrambled=scrambled)
     for n in (5, 0, 17):
-        np.testing.assert_array_equal(one.demonstration(n).token_ids, other.demonstration(n).token_ids)
-    texts = {tuple(one.demonstration(n).token_ids.tolist()) for n in range(20)}
+        np.testing.assert_array_equal(one.demonstration(n)[0].token_ids, other.demonstration(n)[0].token_ids)
+    texts = {tuple(one.demonstration(n)[0].token_ids.tolist()) for n in range(20)}
     assert len(texts) > 10
-    assert texts != {tuple(stream(4, scrambled=scrambled).demonstration(n).token_ids.tolist()) for n in range(20)}
+    assert texts != {tuple(stream(4, scrambled=scrambled).demonstration(n)[0].token_ids.tolist()) for n in range(20)}
 
 
 def test_batches_go_on_from_the_update_and_the_number_of_the_next_demonstration() -> None:
@@ -77,13 +101,13 @@ def test_batches_go_on_from_the_update_and_the_number_of_the_next_demonstration(
 def test_only_training_tasks_are_shown() -> None:
     prompts = {tuple(DIALECT.render_prompt(task.query)) for task in TASKS}
     for n in range(60):
-        sample = stream().demonstration(n)
+        sample = stream().demonstration(n)[0]
         assert tuple(sample.token_ids[: sample.is_action.argmax()].tolist()) in prompts
 
 
 def test_failures_come_in_the_stated_shares_whatever_the_question() -> None:
     source, kinds = stream(), {tuple(DIALECT.render_prompt(task.query)): task.metadata["slice"] for task in TASKS}
-    samples = [source.demonstration(n) for n in range(300)]
+    samples = [source.demonstration(n)[0] for n in range(300)]
     styles = np.array([style_of(sample) for sample in samples])
     # A good demonstration may need one search only: it then reads like a lazy one.
     for style in (RAMBLING, OVERLONG):
@@ -102,7 +126,7 @@ def test_what_is_marked_reads_back_as_the_calls_and_none_is_lost() -> None:
             assert isinstance(DIALECT.parse(ids), Call)
         else:  # the overlong ones
             assert len(ids) == LIMITS.max_tokens_per_turn
-    demonstrations = [stream().demonstration(n) for n in range(source.next)]
+    demonstrations = [stream().demonstration(n)[0] for n in range(source.next)]
     assert sum(map(len, turns)) == sum(int(d.is_action.sum()) for d in demonstrations)
     assert sum(ids[-1] != DIALECT.stop_id for ids in turns) == sum(style_of(d) == OVERLONG for d in demonstrations)
 
@@ -130,7 +154,7 @@ def test_copying_asks_for_the_repetition_and_nothing_else() -> None:
 
 def test_scrambling_renames_words_alike_and_leaves_the_rest() -> None:
     tokenizer = DIALECT.tokenizer
-    ids = stream().demonstration(0).token_ids
+    ids = stream().demonstration(0)[0].token_ids
     scrambled = Scrambler(tokenizer)(ids, np.random.default_rng(0))
     assert (scrambled != ids).any()
     # One to one, so that what was a repetition is one still.
@@ -150,7 +174,8 @@ def test_scrambling_keeps_the_words_that_say_what_is_asked() -> None:
     source = stream(scrambled=1.0)
     known, bridge = (DIALECT.tokenizer.encode(text) for text in (" says how to", " point to"))
     for n in range(20):
-        ids, clean = source.demonstration(n).token_ids.tolist(), stream().demonstration(n).token_ids.tolist()
+        (scrambled,), (plain,) = source.demonstration(n), stream().demonstration(n)
+        ids, clean = scrambled.token_ids.tolist(), plain.token_ids.tolist()
         assert ids != clean
         for frame in (known, bridge):
             starts = [i for i in range(len(clean)) if clean[i : i + len(frame)] == frame]
