@@ -9,7 +9,7 @@ from searchrl_jax.env import Limits
 from searchrl_jax.env.observations import LEFT_OUT
 from searchrl_jax.rl.aggregate import aggregate, divide
 from searchrl_jax.rollout.batch import RowShape, pack
-from searchrl_jax.rollout.collect import Player, Request
+from searchrl_jax.rollout.collect import Flight, Player, Request
 from searchrl_jax.rollout.engine import Engine, Sampling, Shapes
 from searchrl_jax.testing.tiny import (
     tiny_decoder_config,
@@ -91,6 +91,26 @@ def test_what_is_sampled_does_not_depend_on_the_slots(played):
     for few, many in zip(play(1, slots=2), played[1], strict=True):
         assert few.token_ids.tolist() == many.token_ids.tolist() and few.row_starts == many.row_starts
         np.testing.assert_allclose(few.behavior_logprob, many.behavior_logprob, atol=1e-4)
+
+
+def test_what_is_sampled_does_not_depend_on_what_is_played_in_between(played):
+    engine = Engine(CONFIG, Shapes(3, 240, 4, (3,), (64,), (256,)), STOP, jax.random.key(1))
+    players = [
+        Player(engine, tiny_env(DIALECT, LIMITS), DIALECT, timeout_seconds=60, max_retries=0, keep_observations=1)
+        for _ in range(2)
+    ]
+    waiting = [Request(100 + i, task) for i, task in enumerate(TASKS[:6])]
+    flight = Flight(players[0], Sampling(), draw=lambda n: [waiting.pop(0) for _ in waiting[:n]], waits_for_tools=True)
+    finished = {}
+    while len(finished) < 6:
+        finished |= {trajectory.uid: trajectory for trajectory in flight.tick(PARAMS, 0)}
+        aside = engine.set_aside()
+        if len(finished) == 2:
+            players[1].play(PARAMS, [Request(7, TASKS[6])], Sampling(), policy_version=0)
+        engine.put_back(aside)
+    for one, other in zip((finished[uid] for uid in sorted(finished)), played[1], strict=True):
+        assert one.token_ids.tolist() == other.token_ids.tolist() and one.row_starts == other.row_starts
+        np.testing.assert_allclose(one.behavior_logprob, other.behavior_logprob, atol=1e-4)
 
 
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.7, 0.9)])

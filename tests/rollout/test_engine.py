@@ -92,7 +92,7 @@ def test_new_weights_leave_nothing_of_the_old_in_the_cache(engine):
 def test_slots_that_were_set_aside_go_on_as_if_nothing_had_happened(engine):
     undisturbed, log_probs = play(make(3), (0, 1), (7, 9))
     engine.start(0, 7, PROMPTS[7])
-    engine.start(1, 9, PROMPTS[9])
+    engine.start(1, 9, PROMPTS[9], offset=40)
     engine.flush(PARAMS)
     budget = np.array([10, 10, 0])
     first = engine.decode(PARAMS, budget, Sampling())
@@ -100,6 +100,7 @@ def test_slots_that_were_set_aside_go_on_as_if_nothing_had_happened(engine):
     assert engine.ids == [[], [], []]
     play(engine, (0, 1, 2), (8, 7, 9), params=OTHER)
     engine.put_back(aside)
+    assert engine.offsets.tolist()[:2] == [0, 40], "or random keys would come twice"
     assert engine.held.tolist() == [0, 0, 0] and not engine.cache.length.any() and not engine.cache.conv.any()
     found = first.logprobs[0, : first.count[0]].tolist()
     budget[:2] -= first.count[:2]

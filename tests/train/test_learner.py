@@ -3,6 +3,7 @@
 import functools
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -24,6 +25,7 @@ V = 40
 MODEL = replace(tiny_decoder_config(V, conv_width=0), num_layers=1)
 BASE = tiny_params(MODEL, jax.random.key(0))
 SHAPES = (RowShape(2, 40, 26),)
+PAGE = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
 MEMBERS = [(1.0, (3, 2)), (0.0, (1,)), (0.25, (2, 2, 2)), (0.0, (6,)), (0.5, (1, 4)), (None, (2,))]
 
 
@@ -114,6 +116,16 @@ def test_every_method_trains_with_every_loss(method: str, loss: str) -> None:
     assert metrics["learner/approx_kl"] == pytest.approx(0, abs=1e-6) and metrics["learner/clipped_share"] == 0
     assert metrics["learner/tokens"] == 5 + 1 + 6 + 6 + 5 and metrics["training/num_datums"] == 5
     assert ("learner/explained_variance" in metrics) == (method == "gae")
+    assert not [name for name in metrics if f"`{name}`" not in PAGE], "names that docs/metrics.md lacks"
+
+
+def test_a_compressed_rollout_trains_each_of_its_action_tokens_once() -> None:
+    learner = learner_with(rl__advantage_method="gae", rl__loss_fn="ppo")
+    (first, *others), second = groups()
+    metrics = learner.learn(((replace(first, row_starts=(0, 7)), *others), second), 1)
+    assert all(np.isfinite(value) for value in metrics.values())
+    assert metrics["learner/tokens"] == metrics["training/trainable_token_positions"] == 5 + 1 + 6 + 6 + 5
+    assert metrics["training/num_datums"] == 6 and metrics["training/datums_per_trajectory"] == 6 / 5
 
 
 def test_the_policy_begins_as_the_base_and_leaves_it_alone() -> None:  # fault 23
