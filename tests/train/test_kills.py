@@ -1,4 +1,4 @@
-"""Killed at random moments: nothing lost, nothing doubled. More often: `pytest tests/train/test_kills.py --kills=20`."""
+"""Killed at random moments: nothing lost, nothing doubled. `pytest tests/train/test_kills.py --kills=20` kills more."""
 
 import json
 import random
