@@ -57,6 +57,10 @@ SETTINGS: dict[str, Any] = {
 }
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--kills", type=int, default=2, help="how often test_kills.py kills a run of each kind")
+
+
 @pytest.fixture
 def settings(tmp_path: Path) -> Iterator[dict[str, Any]]:
     """Overrides for an experiment over documents and tasks that lie in `tmp_path`."""

@@ -1,4 +1,4 @@
-"""Killed at random moments: nothing lost, nothing doubled. `--kills=20` does it more often."""
+"""Killed at random moments: nothing lost, nothing doubled. `pytest tests/train/test_kills.py --kills=20` kills more."""
 
 import json
 import random
@@ -57,7 +57,7 @@ def test_runs_killed_at_random(
     tmp_path: Path,
     request: pytest.FixtureRequest,
 ) -> None:
-    kills = request.config.getoption("--kills")
+    kills = request.config.getoption("--kills", default=2)
     steps, cache, rng = 2 + 2 * kills, tmp_path / "cache", random.Random(0)
     settings |= CHANGES | {"schedule.max_steps": steps}
     whole, turns, ahead = tmp_path / "whole", tmp_path / "turns", tmp_path / "ahead"
