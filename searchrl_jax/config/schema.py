@@ -49,6 +49,8 @@ class RLConfig(Checked):
     """Upper bound on the ratio new policy / behaviour policy."""
     advantage_normalization: bool = True
     """Divide advantages by their standard deviation."""
+    entropy_coef: float = field(default=0.0, metadata=within(-1, 1))
+    """Entropy bonus (nats per action token) in the loss; below 0 a penalty, which sharpens the policy."""
     minibatches: int = field(default=1, metadata=within(1))
     """Gradient steps that one batch of rollouts is split into."""
 

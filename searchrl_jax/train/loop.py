@@ -226,7 +226,12 @@ class _Run:
             mirror=self._mirror(),
         )
         spec = LossSpec(
-            rl.loss_fn, rl.clip_low_threshold, rl.clip_high_threshold, sampling.temperature, sampling.sampling_top_p
+            rl.loss_fn,
+            rl.clip_low_threshold,
+            rl.clip_high_threshold,
+            sampling.temperature,
+            sampling.sampling_top_p,
+            rl.entropy_coef,
         )
         update = make_update(work.model, spec, optimizer, shardings)
         done = newest or 0

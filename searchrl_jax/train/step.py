@@ -30,6 +30,7 @@ class LossSpec:
     Attributes:
         name: a policy-gradient loss of `rl.losses.LOSSES`, or "cross_entropy" for behaviour cloning.
         temperature, top_p: of the sampler, so that the learner's log-probability is of the distribution sampled.
+        entropy_coef: times the entropy (nats) of each action token is taken off its loss; below 0 it sharpens.
     """
 
     name: str
@@ -37,6 +38,7 @@ class LossSpec:
     clip_high_threshold: float = 1.2
     temperature: float = 1.0
     top_p: float = 1.0
+    entropy_coef: float = 0.0
 
 
 def action_log_probs(
@@ -66,6 +68,8 @@ def loss_sums(config: DecoderConfig, spec: LossSpec, params: Params, rows: Rows)
             clip_low_threshold=spec.clip_low_threshold,
             clip_high_threshold=spec.clip_high_threshold,
         )
+    if spec.entropy_coef:
+        per_token = per_token - spec.entropy_coef * jnp.where(rows.is_action, entropy, 0.0)
     total, count = aggregate(per_token, rows.is_action, "token_mean")
     found = diagnostics(
         logprob,
