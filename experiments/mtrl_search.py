@@ -41,7 +41,7 @@ def config(scale: str) -> Experiment:
         rl=RLConfig(minibatches=2, advantage_normalization=False, entropy_coef=-0.1),
         sampling=SamplingConfig(sampling_max_tokens=64),
         val=ValConfig(temperatures=(1.0, 0.0)),
-        schedule=ScheduleConfig(max_steps=60, val_every=20, save_every=5),
+        schedule=ScheduleConfig(max_steps=60, val_every=30, save_every=5),
         optimizer=OptimizerConfig(learning_rate=3e-4, learning_rate_end=0.0),
         rollout=RolloutConfig(rollout_max_concurrency=32, decode_chunk=16),
         data=DataConfig(),
@@ -60,7 +60,7 @@ def config(scale: str) -> Experiment:
             num_kv_heads=2,
             head_dim=48,
             vocab_size=2048,
-            conv_width=6,
+            conv_width=8,
         ),
         warmup=WarmupConfig(
             steps=1000,
