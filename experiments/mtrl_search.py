@@ -38,7 +38,7 @@ def config(scale: str) -> Experiment:
         exp="mtrl_search",
         scale=scale,
         batch=BatchConfig(global_batch_size=12, group_size=8, micro_batch_rows=2),
-        rl=RLConfig(minibatches=2, advantage_normalization=False),
+        rl=RLConfig(minibatches=2, advantage_normalization=False, entropy_coef=-0.1),
         sampling=SamplingConfig(sampling_max_tokens=64),
         val=ValConfig(temperatures=(1.0, 0.0)),
         schedule=ScheduleConfig(max_steps=60, val_every=30, save_every=5),
@@ -60,7 +60,7 @@ def config(scale: str) -> Experiment:
             num_kv_heads=2,
             head_dim=48,
             vocab_size=2048,
-            conv_width=6,
+            conv_width=8,
         ),
         warmup=WarmupConfig(
             steps=1000,

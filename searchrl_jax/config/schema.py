@@ -77,8 +77,8 @@ class RLConfig(Checked):
     """Estimator of that divergence from a sampled token."""
     kl_in: Literal["loss", "reward"] = "loss"
     """Where the divergence is charged: as a term of the loss, or off the reward of the turn."""
-    entropy_coef: float = field(default=0.0, metadata=within(0))
-    """Weight of the entropy bonus."""
+    entropy_coef: float = field(default=0.0, metadata=within(-1, 1))
+    """Entropy bonus (nats per action token) in the loss; below 0 a penalty, which sharpens the policy."""
     gae_lambda: float = field(default=1.0, metadata=within(0, 1))
     """With gae, decay of the traces; 1 takes whole returns."""
     value_clip: float | None = field(default=0.2, metadata=within(0, above=True))

@@ -43,6 +43,7 @@ class LossSpec:
         temperature, top_p: of the sampler, so that the learner's log-probability is of the distribution sampled.
         has_reference: whether rows hold `reference_logprob`.
         kl_coef, kl_estimator: of `rl.ratios.reference_penalty`.
+        entropy_coef: times the entropy (nats) of each action token is taken off its loss; below 0 it sharpens.
         value_clip: of `rl.losses.value_loss`.
         value_trunk_coef: share of the value loss's gradient that reaches the decoder.
     """

@@ -209,6 +209,21 @@ def test_metrics_of_an_on_policy_batch():
     assert 0 < float(metrics["entropy"]) / tokens < np.log(V)
 
 
+@pytest.mark.parametrize("coefficient", [0.3, -0.1])
+def test_the_entropy_coefficient_takes_its_share_off_the_loss_and_moves_the_entropy(coefficient):
+    packed = pack(samples(), [SHAPE])
+    plain, shared = (total(packed, LossSpec("ppo", entropy_coef=c)) for c in (0.0, coefficient))
+    entropy = sum(float(sums_and_grads(PPO, PARAMS, rows)[0][1]["entropy"]) for rows in packed)
+    assert entropy > 1
+    assert shared[0] == pytest.approx(plain[0] - coefficient * entropy, rel=1e-5)
+    pull = jax.tree.map(jnp.subtract, shared[1], plain[1])
+    moved = jax.tree.map(lambda p, g: p - 1e-3 * g, PARAMS, pull)
+    (rows,) = packed
+    _, after = log_probs_of(CONFIG, moved, rows, temperature=1.0, top_p=1.0)
+    change = float(jnp.where(rows.is_action, after, 0).sum()) - entropy
+    assert change * coefficient > 0
+
+
 def test_nothing_to_learn_from_is_refused():  # fault 7
     update = make_update(CONFIG, PPO, optax.adam(0.1))
     state = init_state(PARAMS, optax.adam(0.1))
