@@ -2,8 +2,8 @@
 
 Scale `local` (about 20 minutes on 2 CPU cores): a decoder of 2 M parameters, trained here from nothing on the
 reference pages of the installed numeric packages. Behaviour cloning of a scripted demonstrator of mixed quality makes
-the base agent; group-relative PPO on nDCG@10 tunes it. On the held-out tasks it cuts failures from over half to a
-tenth; it does not yet pass BM25. README.md shows the table of a run, docs/study.md says where it loses.
+the base agent; group-relative PPO on nDCG@10 tunes it. README.md shows the table of a run, docs/study.md what the
+recipe rests on and where it falls short.
 
     python launch/tpu.py --exp=mtrl_search
 """
