@@ -50,6 +50,7 @@ def episodes(workdir: Path) -> list[dict[str, Any]]:
     return found
 
 
+@pytest.mark.slow
 def test_rollouts_ahead_of_the_learner(
     settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

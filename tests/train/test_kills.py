@@ -1,4 +1,7 @@
-"""Killed at random moments: nothing lost, nothing doubled. `pytest tests/train/test_kills.py --kills=20` kills more."""
+"""Killed at random moments: nothing lost, nothing doubled.
+
+`pytest -m slow tests/train/test_kills.py --kills=20` kills more often.
+"""
 
 import json
 import random
@@ -11,6 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 from test_resume import arrays, begin, finish, lines, rows
+
+pytestmark = pytest.mark.slow
 
 BOUND = 2
 CHANGES = {
