@@ -364,7 +364,7 @@ class WarmupConfig(Checked):
     lazy: float = field(default=0.0, metadata=within(0, 1))
     """Share of demonstrations that stop after one search."""
     slips: float = field(default=0.0, metadata=within(0, 1))
-    """Share of queries that break off with a few wrong tokens, which are read but not imitated, and are closed."""
+    """Share of queries that break off with a few wrong tokens, read but not imitated, and are written again."""
     rambling: float = field(default=0.0, metadata=within(0, 1))
     """Share of demonstrations that search on until the turn limit."""
     overlong: float = field(default=0.0, metadata=within(0, 1))

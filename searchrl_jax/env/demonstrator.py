@@ -76,7 +76,7 @@ class Demonstrator:
     ) -> None:
         """Args:
         shares: probability of each style; they sum to 1.
-        slips: probability that a query slips.
+        slips: probability that a query slips; a submission does half as often.
         query_words: words of a quotation that a query takes at most.
         keep_observations: last ones that stay in the history, as for rollouts; 0 keeps all.
         """
@@ -215,6 +215,8 @@ class _Play:
         """
         ids, rng, count = self.d.dialect.render_call(call), self.rng, int(self.rng.integers(1, 4))
         arguments = np.flatnonzero(~np.isin(ids, self.d.syntax))
+        if not len(arguments):
+            return []  # a question of odd characters alone leaves nothing to ask with, and nothing to break off
         begin, end = int(rng.choice(arguments[1:])) if len(arguments) > 1 else int(arguments[0]), int(arguments[-1]) + 1
         anything = rng.choice(self.d.words, count)
         again = np.repeat(ids[begin - 1], count)

@@ -141,28 +141,20 @@ class _Run:
             named_key(experiment.seed, "rollout"),
             tree_shardings(self.mesh, cache, CACHE_AXES),
         )
-        self.player = Player(
-            engine,
-            self.work.env,
-            self.work.dialect,
-            timeout_seconds=rollout.rollout_timeout,
-            max_retries=rollout.rollout_max_retries,
-            max_failed_share=rollout.max_failed_share,
-            keep_observations=experiment.env.keep_observations,
-            threads=rollout.rollout_max_concurrency,
-        )
-        val_limits = replace(
-            limits, max_tokens_per_turn=experiment.val.sampling_max_tokens or limits.max_tokens_per_turn
-        )
-        self.val_player = Player(
-            engine,
-            self.work.env.with_limits(val_limits),
-            self.work.dialect,
-            timeout_seconds=rollout.rollout_timeout,
-            max_retries=rollout.rollout_max_retries,
-            max_failed_share=rollout.max_failed_share,
-            keep_observations=experiment.env.keep_observations,
-            threads=rollout.rollout_max_concurrency,
+        cap = experiment.val.sampling_max_tokens or limits.max_tokens_per_turn
+        val_env = self.work.env.with_limits(replace(limits, max_tokens_per_turn=cap))
+        self.player, self.val_player = (
+            Player(
+                engine,
+                env,
+                self.work.dialect,
+                timeout_seconds=rollout.rollout_timeout,
+                max_retries=rollout.rollout_max_retries,
+                max_failed_share=rollout.max_failed_share,
+                keep_observations=experiment.env.keep_observations,
+                threads=rollout.rollout_max_concurrency,
+            )
+            for env in (self.work.env, val_env)
         )
         self.source: GroupSource | None = None
 

@@ -129,6 +129,15 @@ def test_a_slip_is_written_again_and_not_imitated() -> None:
         np.testing.assert_array_equal(demonstration.is_imitated, demonstration.is_action)
 
 
+@pytest.mark.parametrize("style", [GOOD, LAZY, RAMBLING, OVERLONG])
+def test_a_question_of_odd_characters_alone_is_played_to_an_end(style: str) -> None:
+    d = Demonstrator(tiny_env(DIALECT, LIMITS), DIALECT, tiny_documents(), {style: 1.0}, slips=1.0)
+    for seed in range(5):
+        assert (
+            d.demonstrate(Task("odd", '"[x]"', {"tiny.apple": 1.0}), np.random.default_rng(seed)).status != "submitted"
+        )
+
+
 def test_actions_are_marked_exactly() -> None:
     for style in (GOOD, LAZY, RAMBLING):
         for demonstration in played(style, seeds=1):
