@@ -60,7 +60,7 @@ def config(scale: str) -> Experiment:
             num_kv_heads=2,
             head_dim=48,
             vocab_size=2048,
-            conv_width=8,
+            conv_width=12,
         ),
         warmup=WarmupConfig(
             steps=1000,
@@ -69,7 +69,7 @@ def config(scale: str) -> Experiment:
             scrambled=0.8,
             slips=0.2,
             lazy=0.12,
-            rambling=0.07,
-            overlong=0.07,
+            rambling=0.08,
+            overlong=0.08,
         ),
     )

@@ -172,6 +172,12 @@ def _wording(page: Document, **texts: str) -> dict[str, str]:
     return {"package": _PACKAGE_NAME[page.metadata["package"]], "kind": page.metadata["kind"], **texts}
 
 
+def _metadata(kind: str, split: str, page: Document, description: str) -> dict[str, str]:
+    """What every task says of itself: the package as the question writes it, the description of `page` in it."""
+    package = _PACKAGE_NAME[page.metadata["package"]]
+    return {"slice": kind, "split": split, "package": package, "description": description}
+
+
 def _known_items(corpus: _Corpus) -> Iterator[Task]:
     candidates: dict[str, list[tuple[int, str, str]]] = defaultdict(list)
     for page, target, description in corpus.described_links():
@@ -186,7 +192,7 @@ def _known_items(corpus: _Corpus) -> Iterator[Task]:
         _, source, text = min(descriptions)  # the longest one: short ones are often too vague to search by
         question = _ask(_KNOWN_ITEM, title, [target], **_wording(target, text=text))
         if question is not None:
-            metadata = {"slice": "known_item", "split": split_of(title), "description": text, "source": source}
+            metadata = _metadata("known_item", split_of(title), target, text) | {"source": source}
             yield Task(f"known_item/{title}", question, {title: _GRADE_TARGET}, metadata=metadata)
 
 
@@ -201,7 +207,7 @@ def _bridges(corpus: _Corpus) -> Iterator[Task]:
         question = _ask(_BRIDGE, page.title, judged, **_wording(page, text=text)) if text else None
         if question is not None:
             relevance = {**{target.title: _GRADE_TARGET for target in targets}, page.title: _GRADE_PAGE}
-            metadata = {"slice": "bridge", "split": split, "description": text, "via": page.title}
+            metadata = _metadata("bridge", split, page, text) | {"via": page.title}
             yield Task(f"bridge/{page.title}", question, relevance, metadata=metadata)
 
 
@@ -218,13 +224,8 @@ def _pointed_bridges(corpus: _Corpus) -> Iterator[Task]:
         key = f"{page.title}->{target.title}"
         question = _ask(_POINTED_BRIDGE, key, [page, target], **_wording(page, text=text, target=target_text))
         if question is not None:
-            metadata = {
-                "slice": "pointed_bridge",
-                "split": split,
-                "description": text,
-                "target_description": target_text,
-                "via": page.title,
-            }
+            metadata = _metadata("pointed_bridge", split, page, text)
+            metadata |= {"target_description": target_text, "via": page.title}
             relevance = {target.title: _GRADE_TARGET, page.title: _GRADE_PAGE}
             task = Task(f"pointed_bridge/{key}", question, relevance, metadata=metadata)
             candidates[page.title].append((_fraction("pointed", key), task))

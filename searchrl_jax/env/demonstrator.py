@@ -4,20 +4,21 @@ It plays real episodes of the environment on training tasks, knows their judgeme
 drawn at random *given* the question: failures that depended on the question would be the same in all rollouts of a
 group, and a group without variance teaches nothing.
 
-    good      searches with what the question quotes, reads, searches with the line of the right page, which names the
-              pages that it points to (or with the second quotation), submits what came back, in its order
+    good      searches with what the question quotes and the package that it names, reads, searches for the names that
+              the right page points to, or for the second quotation; where there is no page to read first, asks the
+              second tool the same; submits the order that the last observation ends with
     lazy      searches once and submits what came back, in its order
-    rambling  asks the second tool the same again, until the turn limit
-    overlong  pastes what it found into a query to the second tool until the token limit of the turn; it does not go in
-              circles, since demonstrations that do teach loops that reinforcement learning hardly unlearns
+    rambling  asks the same again, until the turn limit
+    overlong  pastes what it found into the next query until the token limit of the turn; it does not go in circles,
+              since demonstrations that do teach loops that reinforcement learning hardly unlearns
 
 A call may *slip*: it breaks off with a few wrong tokens, is closed (or left malformed), and then written again. The
 wrong tokens are in the episode but not to be imitated; what follows them is. A policy that has only ever read what is
 right repeats a wrong token until the turn's limit.
 
-The first search uses either tool, since which of them serves a question is for reinforcement learning to find out. The
-flawed second searches use the second tool and the good ones the first, so that the choice of the tool tells them apart:
-where both begin alike, the penalty of the one teaches the policy not to search again at all.
+A page is searched for with either tool, since which of them serves is for reinforcement learning to find out. A flawed
+second search never uses the tool of a good one: where both begin alike, the penalty of the one teaches not to search
+again at all.
 """
 
 from collections.abc import Mapping, Sequence
@@ -131,41 +132,36 @@ class _Play:
     # ---------------------------------------------------------------- styles
 
     def good(self) -> None:
-        """Works as somebody would who knows which page is meant, and trusts the order of the last search.
+        """Works as somebody would who knows which page is meant, and trusts the order of the last observation.
 
         That order can be read off. The order of the judgements cannot, and a policy that imitates what it cannot know
         learns to submit references at random.
         """
         metadata = self.task.metadata
-        tool, other = self._either()
-        shown = self._search(tool, self._first_query())
-        ranking = shown
-        if "via" in metadata and shown:
+        if "via" not in metadata:
+            # The words of a question need not be those of the page, which only one of the tools takes literally.
+            for tool in dict.fromkeys((self.bm25, self.second)):
+                self._search(tool, self._first_query())
+        elif shown := self._first_search():
             page = metadata["via"]
-            if page not in shown:
-                page = next((doc_id for doc_id in shown if self._line(doc_id)), shown[0])
+            if not self._links(page):
+                page = next((doc_id for doc_id in shown if self._links(doc_id)), shown[0])
             quoted = metadata.get("target_description")
-            query = self._line(page) if quoted is None else self._quoted(str(quoted))
-            found = self._search(self.bm25, query) if query else []
-            ranking = [*found, page] if found else shown
-        elif not shown or ("description" not in metadata and self._best() not in shown):
-            # The words of a user's own question need not be those of the page.
-            ranking = [*shown, *self._search(other, self._first_query())]
-        self._submit(list(dict.fromkeys(ranking))[:10])
+            query = self._links(page) if quoted is None else self._quoted(str(quoted))
+            if query:
+                self._search(self.bm25, query)
+        self._submit(self.episode.references.ranking[:10])
 
     def lazy(self) -> None:
         """Searches once and trusts the order that comes back."""
-        shown: list[str] = []
-        for tool in self._either():  # a second search only where the first finds nothing, as a lexical one may
-            shown = shown or self._search(tool, self._first_query())
-        self._submit(shown)
+        self._submit(self._first_search())
 
     def ramble(self) -> None:
         """Asks the same again until no turn is left."""
         tool = self._either()[0]
         while not self.episode.done:
             self._call(self._search_call(tool, self._cut(self._first_query())))
-            tool = self.second
+            tool = self._astray(tool)
 
     def overlong(self) -> None:
         """Searches, then pastes what came back into the next query, which does not end within the turn's tokens.
@@ -173,17 +169,19 @@ class _Play:
         What it pastes can be copied. Words out of nowhere would be the larger part of the loss, and teach the policy to
         put probability on all of the vocabulary.
         """
-        self._search(self._either()[0], self._first_query())
+        tool = self._either()[0]
+        self._search(tool, self._first_query())
         if self.episode.done:
             return
+        tool = self._astray(tool)
         limit = self.d.env.limits.max_tokens_per_turn
         words = [word for word in " ".join(self.observations[-1:]).split() if not set(word) & ODD_CHARACTERS]
-        ids = self.d.dialect.render_call(search_call(self.second, " ".join(words)))
+        ids = self.d.dialect.render_call(search_call(tool, " ".join(words)))
         if len(ids) <= limit:  # it found too little to fill the turn: other documents go on where it ends
             texts = (self.d.documents[doc_id].text for doc_id in self.rng.permutation(sorted(self.d.documents))[:limit])
             others = [word for text in texts for word in text.split() if not set(word) & ODD_CHARACTERS]
             words = list(dict.fromkeys([*words, *others]))[: 2 * limit]
-            ids = self.d.dialect.render_call(search_call(self.second, " ".join(words)))
+            ids = self.d.dialect.render_call(search_call(tool, " ".join(words)))
         if len(ids) <= limit:
             raise ValueError(
                 f"warmup.overlong: expected sampling.sampling_max_tokens below {len(ids)}, the length of a query that "
@@ -200,6 +198,17 @@ class _Play:
         if self._may_search() and self.rng.random() < self.d.slips:
             shown = self._slip(call, is_malformed=self.rng.random() < 0.3)
         return self._call(call) if self._may_search() else shown
+
+    def _astray(self, tool: str) -> str:
+        """The tool of a flawed second search after a first with `tool`: never that of a good one."""
+        return self.second if "via" in self.task.metadata else tool
+
+    def _first_search(self) -> list[str]:
+        """Documents that either tool finds; the other is asked where the first finds nothing, as a lexical one may."""
+        shown: list[str] = []
+        for tool in self._either():
+            shown = shown or self._search(tool, self._first_query())
+        return shown
 
     def _may_search(self) -> bool:
         return not self.episode.done and self.episode.turn < self.d.env.limits.max_turns - 1
@@ -290,7 +299,10 @@ class _Play:
     # ---------------------------------------------------------------- choices
 
     def _first_query(self) -> str:
-        return self._quoted(str(self.task.metadata.get("description", self.task.query)))
+        """What the question quotes, and the package that it names, if it is one on the embedded corpus."""
+        metadata = self.task.metadata
+        quoted = self._quoted(str(metadata.get("description", self.task.query)))
+        return f"{quoted} {metadata['package']}".strip() if "package" in metadata else quoted
 
     def _quoted(self, text: str) -> str:
         """The words of `text` up to the first that a query may not hold; so what is copied stands in one piece."""
@@ -301,8 +313,8 @@ class _Play:
         return " ".join(words[start:end])
 
     def _search_call(self, tool: str, query: str) -> Call:
-        """A quotation begins as in the question, a line as in an observation."""
-        return search_call(tool, query, begins_with_space=query not in self.task.query)
+        """Names begin with a space, as in an observation; a quotation with none, as behind its quotation mark."""
+        return search_call(tool, query, begins_with_space=query.startswith(f"{LINKS_WORD.strip()} "))
 
     def _cut(self, query: str) -> str:
         """`query` without the last words that do not fit into a turn."""
@@ -313,20 +325,17 @@ class _Play:
             words.pop()
         return " ".join(words)
 
-    def _line(self, doc_id: str) -> str:
-        """What was read of `doc_id` after its title, if that names links: start of the text, and names.
+    def _links(self, doc_id: str) -> str:
+        """The names of the pages that `doc_id` points to, as they were read, with the word and number before them.
 
-        It begins as the question's quotation does, and all of it is copied from one place. Names alone begin alike all
-        over an observation, so that a policy would have to know where to copy from before it has written anything.
+        Names alone begin alike all over an observation, so that a policy would have to know where to copy from before
+        it has written anything; behind the number it goes on from one place.
         """
-        head = f"[{self.episode.references.number(doc_id)}] "
-        lines = (line for observation in self.observations for line in observation.split("\n"))
-        details = next((line for line in lines if line.startswith(head)), "").partition(": ")[2]
-        if f"{LINKS_WORD} " not in details:
+        if doc_id not in self.episode.references.doc_ids:
             return ""
-        words = details.split()
-        odd = [index for index, word in enumerate(words) if set(word) & ODD_CHARACTERS]
-        return " ".join(words[odd[-1] + 1 :] if odd else words)
-
-    def _best(self) -> str:
-        return max(self.task.relevance, key=lambda doc_id: self.task.relevance[doc_id])
+        number = self.episode.references.number(doc_id)
+        lines = (line for observation in self.observations for line in observation.split("\n"))
+        line = next((line for line in lines if line.startswith(f"[{number}] ")), "")
+        start = line.find(f"{LINKS_WORD} {number}: ")
+        names = line[start:].strip() if start >= 0 else ""
+        return "" if set(names) & ODD_CHARACTERS else names

@@ -1,11 +1,12 @@
 """What the policy reads after a search.
 
-    [1] numpy.polyfit: Least squares polynomial fit. See numpy.polyval poly1d
-    [2] numpy.roots: Return the roots of a polynomial with coefficients given in p.
-    [1] numpy.polyfit                                            a document that was described before
-    order:1,2                                                    the references of these results, best first
+    [6] numpy.polyfit: Least squares polynomial fit. See 6: numpy.polyval poly1d
+    [7] numpy.roots: Return the roots of a polynomial with coefficients given in p.
+    [2] numpy.poly                                               a document that was described before
+    order:6,7,2,1,3,4,5                                          from the second search on: all so far, best first
 
-Names stand between spaces, never beside a comma, so that the tokenizer gives them the pieces they have in a query.
+Names stand between spaces, never beside a comma, so that the tokenizer gives them the pieces they have in a query. The
+reference before them tells one document's names from another's that begin alike, for whoever copies them.
 """
 
 from __future__ import annotations
@@ -51,9 +52,16 @@ class ObservationFormat:
 
 @dataclass
 class References:
-    """The local reference numbers of one episode, from 1, in order of first appearance."""
+    """The local reference numbers of one episode, from 1, in order of first appearance.
+
+    Attributes:
+        query: the latest.
+        scores: of each document that was shown, see `fused`.
+    """
 
     doc_ids: list[str] = field(default_factory=list)
+    query: str = ""
+    scores: dict[str, float] = field(default_factory=dict)
     described: set[str] = field(default_factory=set)
     _numbers: dict[str, int] = field(default_factory=dict)
 
@@ -67,48 +75,70 @@ class References:
             self.doc_ids.append(doc_id)
             self._numbers[doc_id] = len(self.doc_ids)
 
+    def fused(self, query: str, shown: Sequence[str]) -> dict[str, float]:
+        """Scores after one more search: score(d) = w * score_before(d) + 1 / (5 + rank of d in `shown`, from 1).
+
+        w is 1 where `query` is the latest, asked of another tool, and 1/2 where it is new: it knows more.
+
+        Source:
+            Cormack, Clarke & Buettcher, "Reciprocal Rank Fusion outperforms Condorcet and individual Rank Learning
+            Methods", SIGIR 2009.
+        """
+        weight = 1.0 if query == self.query else 0.5
+        scores = {doc_id: weight * score for doc_id, score in self.scores.items()}
+        for rank, doc_id in enumerate(shown, start=1):
+            scores[doc_id] = scores.get(doc_id, 0.0) + 1 / (5 + rank)
+        return scores
+
+    @property
+    def ranking(self) -> list[str]:
+        """All documents that were shown, best first; among equals those that were shown first."""
+        return _best_first(self.scores)
+
     def doc_id(self, number: int) -> str | None:
         """The document shown under `number`, if there is one."""
         return self.doc_ids[number - 1] if 1 <= number <= len(self.doc_ids) else None
 
 
 def render_hits(
+    query: str,
     documents: Sequence[Document],
     references: References,
     excluded_titles: Collection[str],
     layout: ObservationFormat,
 ) -> tuple[str, tuple[str, ...]]:
-    """The observation for `documents`, best first, and the ids of those that fitted into it.
+    """The observation for the `documents` that `query` found, best first, and the ids of those that fitted into it.
 
     A hit too long for what is left of the budget is shown by reference and title; where even that doesn't fit, the
     observation ends before it. Only what is shown gets a reference.
 
     Args:
-        references: the episode's numbers; extended by what is shown.
+        references: the episode's numbers and scores; extended by what is shown.
         excluded_titles: names that must not appear among the links.
     """
     lines: list[str] = []
-    numbers: list[int] = []
     shown: list[str] = []
     for document in documents:
-        head = f"[{references.number(document.doc_id)}] {title_of(document)}"
+        number = references.number(document.doc_id)
+        head = f"[{number}] {title_of(document)}"
         described = document.doc_id in references.described
-        details = "" if described and layout.short_repeats else _details(document, excluded_titles, layout)
-        order = _order([*numbers, references.number(document.doc_id)])
+        details = "" if described and layout.short_repeats else _details(document, number, excluded_titles, layout)
+        order = _order(references, query, [*shown, document.doc_id])
         line, is_full = head + details, True
-        if not layout.fits([*lines, line, order]):
+        if not layout.fits([*lines, line, *order]):
             line, is_full = head, False
-            if not layout.fits([*lines, line, order]):
+            if not layout.fits([*lines, line, *order]):
                 break
         lines.append(line)
-        numbers.append(references.number(document.doc_id))
         shown.append(document.doc_id)
         references.assign(document.doc_id)
         if is_full:
             references.described.add(document.doc_id)
     if not lines:
         return (NOTHING_FITS if documents else NO_RESULTS), ()
-    return "\n".join([*lines, _order(numbers)]), tuple(shown)
+    text = "\n".join([*lines, *_order(references, query, shown)])
+    references.query, references.scores = query, references.fused(query, shown)
+    return text, tuple(shown)
 
 
 def title_of(document: Document) -> str:
@@ -128,18 +158,28 @@ def see_also_of(metadata: Mapping[str, object]) -> list[str]:
     return [" ".join(title.split()) for title in titles]
 
 
-def _order(numbers: Sequence[int]) -> str:
-    """The references once more, written as a ranking is, so that one can be submitted by copying."""
-    return "order:" + ",".join(map(str, numbers))
+def _order(references: References, query: str, shown: Sequence[str]) -> list[str]:
+    """A line with the ten best so far, written as a ranking is, so that one can be submitted by copying.
+
+    No line after the first search, whose results are numbered in their order.
+    """
+    if not references.scores:
+        return []
+    best = _best_first(references.fused(query, shown))[:10]
+    return ["order:" + ",".join(str(references.number(doc_id)) for doc_id in best)]
 
 
-def _details(document: Document, excluded_titles: Collection[str], layout: ObservationFormat) -> str:
-    """`: start of the text. See names`, without what is empty."""
+def _best_first(scores: Mapping[str, float]) -> list[str]:
+    return sorted(scores, key=lambda doc_id: -scores[doc_id])
+
+
+def _details(document: Document, number: int, excluded_titles: Collection[str], layout: ObservationFormat) -> str:
+    """`: start of the text. See number: names`, without what is empty."""
     words = " ".join(document.text.split()[: layout.words])
     links = [title for title in see_also_of(document.metadata) if title not in excluded_titles][: layout.see_also]
     # Names of one word need no separator; titles that hold spaces do.
     names = " ; ".join(links) if any(" " in title for title in links) else " ".join(_siblings_shortened(links))
-    return (f": {words}" if words else "") + (f"{LINKS_WORD} {names}" if names else "")
+    return (f": {words}" if words else "") + (f"{LINKS_WORD} {number}: {names}" if names else "")
 
 
 def _siblings_shortened(names: Sequence[str]) -> list[str]:
@@ -157,4 +197,4 @@ def _siblings_shortened(names: Sequence[str]) -> list[str]:
 def describe(document: Document, *, number: int, words: int, see_also: int) -> str:
     """One line of an observation, as the policy reads it: what a tokenizer is trained on."""
     layout = ObservationFormat(words, see_also, tokens=16, short_repeats=True, count_tokens=len)
-    return f"[{number}] {title_of(document)}" + _details(document, (), layout)
+    return f"[{number}] {title_of(document)}" + _details(document, number, (), layout)

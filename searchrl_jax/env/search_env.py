@@ -275,7 +275,7 @@ class Episode:
                 f"error: {search.tool} is not available", error=TOOL_FAILURE, tool=search.tool, query=search.query
             )
             return self._end(TOOL_FAILURE, replace(result, detail=str(error)))
-        text, shown = render_hits(hits, self.references, self._excluded_titles, self._env.layout)
+        text, shown = render_hits(search.query, hits, self.references, self._excluded_titles, self._env.layout)
         return StepResult(text, tool=search.tool, query=search.query, shown=shown)
 
     def _hits(self, search: Search) -> list[Document]:

@@ -30,12 +30,14 @@ RESPONSE_END = "</tool_response>"
 CONTROL_TOKENS = (PAD, TURN_START, TURN_END, CALL_START, CALL_END, RESPONSE_START, RESPONSE_END)
 ROLE_HEADERS = ("system\n", "user\n", "assistant\n", "tool\n")
 
-# Alternatives in order: a dotted identifier, at most two digits (references stay short and few), a run of punctuation,
-# white space that leaves the last space to the word after it. Every character falls under one of them.
+# Alternatives in order: a dotted identifier, at most two digits (references stay short and few), a quotation mark (in a
+# run of punctuation it would change the last token of what it encloses), a run of other punctuation, white space that
+# leaves the last space to the word after it. Every character falls under one of them.
 _PIECES = (
     r" ?[\p{L}_][\p{L}\p{M}\p{N}_]*(?:\.[\p{L}_][\p{L}\p{M}\p{N}_]*)*"
     r"| ?\p{N}{1,2}"
-    r"| ?[^\s\p{L}\p{N}_]+"
+    r'| ?"'
+    r'| ?[^\s\p{L}\p{N}_"]+'
     r"|\s+(?!\S)"
     r"|\s+"
 )

@@ -68,7 +68,7 @@ def test_good_reads_a_page_and_searches_for_the_names_on_it() -> None:
     demonstration = demonstrator(GOOD).demonstrate(task, np.random.default_rng(0))
     found = calls(demonstration)
     assert [call.name for call in found] == [TOOLS[0], TOOLS[0], "submit"]
-    assert found[1].arguments["query"].split() == ["Peel", "a", "red", "fruit.", "See", "tiny.pear", "plum"]
+    assert found[1].arguments["query"].split() == ["See", "1:", "tiny.pear", "plum"]
     assert demonstration.reward is not None and demonstration.reward > 0.8
 
 
@@ -81,9 +81,15 @@ def test_lazy_searches_once() -> None:
     assert tools == set(TOOLS)
 
 
-def test_rambling_uses_every_turn_on_the_second_tool() -> None:
+def astray(first: Call, task_id: str) -> str:
+    """The tool of a flawed second search: a good one is bm25's after a page was read, else the other one's."""
+    return TOOLS[1] if "bridge" in task_id else first.name
+
+
+def test_rambling_uses_every_turn_on_the_tool_of_no_good_second_search() -> None:
     for demonstration in played(RAMBLING):
-        assert [call.name for call in calls(demonstration)][1:] == [TOOLS[1]] * (LIMITS.max_turns - 1)
+        first, *others = calls(demonstration)
+        assert [call.name for call in others] == [astray(first, demonstration.task_id)] * (LIMITS.max_turns - 1)
         assert demonstration.reward == -1
 
 
@@ -97,7 +103,9 @@ def test_overlong_fills_its_turn_with_what_it_has_read() -> None:
         # What it read comes first; where that is too little, words of other documents follow. Nothing goes in circles.
         triples = list(zip(pasted, pasted[1:], pasted[2:], strict=False))[:-1]
         assert pasted[0] in read and len(set(triples)) == len(triples)
-        assert f'"name": "{TOOLS[1]}"' in DIALECT.tokenizer.decode(last)
+        first = DIALECT.parse(actions(demonstration)[0])
+        assert isinstance(first, Call)
+        assert f'"name": "{astray(first, demonstration.task_id)}"' in DIALECT.tokenizer.decode(last)
 
 
 def test_a_slip_is_written_again_and_not_imitated() -> None:
@@ -201,7 +209,8 @@ def test_a_search_that_finds_nothing_is_tried_with_the_other_tool(style: str) ->
     task = tiny_tasks()[0]
     for seed in range(10):
         demonstration = demonstrator(style, env=one).demonstrate(task, np.random.default_rng(seed))
-        assert demonstration.status == "submitted" and calls(demonstration)[-2].name == TOOLS[1]
+        assert demonstration.status == "submitted"
+        assert TOOLS[1] in [call.name for call in calls(demonstration)]
     none = tiny_env(DIALECT, LIMITS, dict.fromkeys(TOOLS, Nothing()))
     assert demonstrator(style, env=none).demonstrate(task, np.random.default_rng(0)).status == "turn_limit"
 

@@ -20,22 +20,21 @@ def layout(words=4, see_also=2, tokens=100, short_repeats=True):
 
 
 def test_hits_are_lines_of_reference_title_text_and_links():
-    text, shown = render_hits([POLYFIT, ROOTS, ECLIPSE], References(), (), layout())
+    text, shown = render_hits("q", [POLYFIT, ROOTS, ECLIPSE], References(), (), layout())
     assert text.split("\n") == [
-        "[1] numpy.polyfit: Least squares polynomial fit. See numpy.polyval poly1d",
+        "[1] numpy.polyfit: Least squares polynomial fit. See 1: numpy.polyval poly1d",
         "[2] numpy.roots: Return the roots of",
-        "[3] Solar eclipse: The moon hides the See Lunar eclipse ; Moon",
-        "order:1,2,3",
+        "[3] Solar eclipse: The moon hides the See 3: Lunar eclipse ; Moon",
     ]
     assert shown == ("numpy.polyfit", "numpy.roots", "d7")
 
 
 def test_a_document_keeps_its_number_and_is_short_when_repeated():
     references = References()
-    render_hits([POLYFIT], references, (), layout())
-    text, _ = render_hits([ROOTS, POLYFIT], references, (), layout())
-    assert text == "[2] numpy.roots: Return the roots of\n[1] numpy.polyfit\norder:2,1"
-    text, _ = render_hits([POLYFIT], references, (), layout(short_repeats=False))
+    render_hits("q", [POLYFIT], references, (), layout())
+    text, _ = render_hits("q", [ROOTS, POLYFIT], references, (), layout())
+    assert text == "[2] numpy.roots: Return the roots of\n[1] numpy.polyfit\norder:1,2"
+    text, _ = render_hits("q", [POLYFIT], references, (), layout(short_repeats=False))
     assert text.startswith("[1] numpy.polyfit: Least")
     assert references.doc_ids == ["numpy.polyfit", "numpy.roots"]
     assert [references.doc_id(n) for n in (-1, 0, 1, 2, 3)] == [None, None, "numpy.polyfit", "numpy.roots", None]
@@ -46,44 +45,79 @@ def test_the_budget_holds_and_only_what_is_shown_gets_a_number():
     for tokens in range(16, 60):
         references = References()
         fitting = layout(words=8, tokens=tokens)
-        text, shown = render_hits(many, references, (), fitting)
+        text, shown = render_hits("q", many, references, (), fitting)
         assert fitting.count_tokens(text) <= tokens
         assert references.doc_ids == list(shown) == [f"d{i}" for i in range(len(shown))]
         assert text.count("[") == len(shown) > 0
 
 
+def test_from_the_second_search_on_a_line_ranks_all_that_was_shown():
+    a, b, c = (Document(name, "text", name) for name in "abc")
+    references = References()
+    assert "order" not in render_hits("q", [a, b], references, (), layout())[0]
+    assert references.ranking == ["a", "b"]
+    text, _ = render_hits("new", [c, b], references, (), layout())
+    assert text.endswith("\norder:2,3,1")
+    # c: 1/6; b: 1/7 of this search and 1/7 halved; a: 1/6 halved
+    assert references.scores == pytest.approx({"a": 1 / 12, "b": 1 / 14 + 1 / 7, "c": 1 / 6})
+    assert references.ranking == ["b", "c", "a"]
+    text, _ = render_hits("newer", [a], references, (), layout())
+    assert text.endswith("\norder:1,2,3")  # 1/24 + 1/6, 1/28 + 1/14, 1/12
+
+
+def test_the_same_query_to_another_tool_counts_as_much():
+    a, b, c = (Document(name, "text", name) for name in "abc")
+    references = References()
+    render_hits("q", [a, b], references, (), layout())
+    text, _ = render_hits("q", [c, b], references, (), layout())
+    assert text.endswith("\norder:2,1,3")
+    assert references.scores == pytest.approx({"a": 1 / 6, "b": 2 / 7, "c": 1 / 6})
+
+
+def test_the_line_of_the_order_names_ten_and_keeps_within_the_budget():
+    many = [Document(f"d{i}", "word", f"name{i}") for i in range(20)]
+    for tokens in range(16, 40):
+        references = References()
+        fitting = ObservationFormat(1, 0, tokens, True, lambda text: len(text.replace(",", " ").split()))
+        for start in (0, 8):
+            text, shown = render_hits("q", many[start : start + 12], references, (), fitting)
+            assert fitting.count_tokens(text) <= tokens and shown
+        order = text.split("order:")[1].split(",")
+        assert len(order) == min(10, len(references.doc_ids))
+
+
 def test_a_hit_cut_to_its_title_is_described_when_it_fits():
     references = References()
-    text, _ = render_hits([POLYFIT, ROOTS], references, (), layout(words=9, tokens=17))
+    text, _ = render_hits("q", [POLYFIT, ROOTS], references, (), layout(words=9, tokens=17))
     assert text.split("\n")[1] == "[2] numpy.roots"
-    text, _ = render_hits([ROOTS], references, (), layout())
-    assert text == "[2] numpy.roots: Return the roots of\norder:2"
+    text, _ = render_hits("q", [ROOTS], references, (), layout())
+    assert text == "[2] numpy.roots: Return the roots of\norder:2,1"
 
 
 def test_a_name_is_shortened_by_the_parent_of_the_name_before_it():
     links = ["numpy.polyval", "numpy.poly1d", "numpy.ma.polyfit", "numpy.roots", "roots", "poly"]
     text, _ = render_hits(
-        [Document("d", "text", "name", {"see_also": links})], References(), (), layout(words=0, see_also=9)
+        "q", [Document("d", "text", "name", {"see_also": links})], References(), (), layout(words=0, see_also=9)
     )
-    assert text.split("\n")[0] == "[1] name See numpy.polyval poly1d numpy.ma.polyfit numpy.roots roots poly"
+    assert text.split("\n")[0] == "[1] name See 1: numpy.polyval poly1d numpy.ma.polyfit numpy.roots roots poly"
 
 
 def test_nothing_found_and_nothing_that_fits_are_said():
-    assert render_hits([], References(), (), layout()) == ("no results", ())
+    assert render_hits("q", [], References(), (), layout()) == ("no results", ())
     long = Document("d", "text", "word " * 40)
     references = References()
-    assert render_hits([long], references, (), layout())[0].startswith("[1] word word")
-    text, shown = render_hits([long], References(), (), layout(tokens=16))
+    assert render_hits("q", [long], references, (), layout())[0].startswith("[1] word word")
+    text, shown = render_hits("q", [long], References(), (), layout(tokens=16))
     assert (text, shown) == ("the results are too long to show", ())
 
 
 def test_excluded_names_are_not_among_the_links():
-    text, _ = render_hits([POLYFIT], References(), {"numpy.polyval"}, layout())
-    assert text.endswith("See numpy.poly1d roots\norder:1")
+    text, _ = render_hits("q", [POLYFIT], References(), {"numpy.polyval"}, layout())
+    assert text.endswith("See 1: numpy.poly1d roots")
 
 
 def test_no_words_and_no_links_leave_the_title():
-    assert render_hits([POLYFIT], References(), (), layout(words=0, see_also=0))[0] == "[1] numpy.polyfit\norder:1"
+    assert render_hits("q", [POLYFIT], References(), (), layout(words=0, see_also=0))[0] == "[1] numpy.polyfit"
 
 
 @pytest.mark.parametrize("bad", [{"words": -1}, {"see_also": -1}, {"tokens": 15}])

@@ -72,8 +72,8 @@ def test_an_episode_from_question_to_reward():
     assert episode.question == TASK.query
     found = env.step(search(" polyval "))
     assert env.retrievers["bm25_search"].queries == ["polyval"]
-    assert found.observation.split("\n")[0] == "[1] numpy.polyval: About polyval of a polynomial. See numpy.polyfit"
-    assert found.observation.count("\n") == 5
+    assert found.observation.split("\n")[0] == "[1] numpy.polyval: About polyval of a polynomial. See 1: numpy.polyfit"
+    assert found.observation.count("\n") == 4
     assert (found.status, found.reward, found.malformed, found.error, found.done) == (None, None, False, None, False)
     assert (found.tool, found.query, found.shown[0]) == ("bm25_search", "polyval", "numpy.polyval")
     ended = env.step(submit(2, 1))

@@ -1,6 +1,7 @@
 """The decoder: cached equals full, packed equals unpacked, padding is nothing."""
 
 import functools
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +10,8 @@ import pytest
 
 from searchrl_jax.models.cache import init_cache, init_stage, rows_of, staged_entries, write_rows
 from searchrl_jax.models.config import DecoderConfig
-from searchrl_jax.models.decoder import append, decode_step, forward, unembed
+from searchrl_jax.models.decoder import append, decode_step, forward, init_params, unembed
+from searchrl_jax.ops.convolution import causal_convolution
 from searchrl_jax.testing.tiny import tiny_decoder_config, tiny_params
 
 V, L = 50, 24
@@ -174,6 +176,29 @@ def test_a_convolution_of_the_present_alone_is_none_and_a_noisy_one_is_read():
     config = tiny_decoder_config(V, conv_width=0)
     np.testing.assert_allclose(plain(TOKENS, CONFIG, single), plain(TOKENS, config, without), atol=1e-5)
     assert np.abs(plain(TOKENS) - plain(TOKENS, CONFIG, single)).max() > 1e-2
+
+
+def test_of_two_places_with_the_same_last_tokens_the_one_with_the_longer_common_past_scores_higher():
+    config = replace(tiny_decoder_config(V, conv_width=12), model_dim=192, num_layers=1)
+    layers = init_params(config, jax.random.key(3))["layers"]
+    rng = np.random.default_rng(0)
+    shorter = longer = 0
+    for _ in range(20):
+        tokens = rng.normal(size=(300, 192))
+        # A phrase of twelve tokens, its last three after others, its last eight after others; then it is sought.
+        phrase = list(range(12))
+        text = [*range(12, 40), *phrase, *range(40, 60), *phrase[9:], *range(60, 80), *phrase[4:], *range(80, 90)]
+        text += phrase
+        x = jnp.asarray(tokens[text], jnp.float32)[None]
+        past = jnp.zeros((1, 11, 192))
+        sought = causal_convolution(x, layers["conv_k"][0], past)[0]
+        seeking = causal_convolution(x, layers["conv_q"][0], past)[0, -1]
+        scores = np.asarray(sought @ seeking / jnp.linalg.norm(sought, axis=-1))
+        after_all, after_three, after_eight = 40, 63, 91  # the places that follow the phrase or its end
+        assert scores[:-1].argmax() == after_all
+        longer += scores[after_eight] > scores[after_three]
+        shorter += scores[after_three] > np.delete(scores[:-1], [after_all, after_eight, after_three]).max()
+    assert longer >= 19 and shorter >= 15
 
 
 def test_logits_of_a_low_precision_decoder_are_float32():

@@ -200,3 +200,13 @@ def test_other_files_are_refused(tmp_path):
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(ValueError, match="not a tokenizer"):
         Tokenizer.load(tmp_path / "tokenizer.json")
+
+
+def test_what_stands_between_quotation_marks_has_the_pieces_that_it_has_alone():
+    texts = ['Find the function for this: "a stack (row wise)". Or "... of an array (n, m)"?'] * 50
+    learned = train_tokenizer(texts, 500, SCAFFOLDS)
+    for quoted in ("a stack (row wise)", "... of an array (n, m)", "x'"):
+        ids = learned.encode(quoted)
+        for after in ('".', '"?', '"', '", or'):
+            begin = learned.encode(f'this: "{quoted}{after}')[len(learned.encode('this: "')) :]
+            assert begin[: len(ids)] == ids
