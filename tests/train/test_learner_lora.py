@@ -119,10 +119,11 @@ def test_without_a_rank_all_weights_are_trained() -> None:
 
 def test_the_ratio_raises_the_learning_rate_of_b_alone() -> None:
     """Adam's first step is the learning rate in every coordinate that has a gradient."""
-    learner = learner_with(lora__lora_plus_lr_ratio=8.0)
+    learner = learner_with(lora__lora_plus_lr_ratio=8.0, rl__proximal_policy="learner")
     learner.state = learner.state.replace(params=noisy(learner.state.params))
     before = jax.tree.map(np.array, learner.state.params)
-    learner.learn(groups(), 1)
+    metrics = learner.learn(groups(), 1)
+    assert metrics["learner/ratio_max"] == pytest.approx(1, abs=1e-4), "what is scored is what is trained"
     for name, pair in learner.state.params["layers"].items():
         for part, rate in (("a", RATE), ("b", 8 * RATE)):
             step = np.abs(pair[part] - before["layers"][name][part])
