@@ -5,6 +5,7 @@ recipes can be read here. Its ranges are not: limits such as "batches of 32, 64 
 are a product's, and a run on two CPU cores lies outside them. A range here excludes only what has no meaning.
 """
 
+import dataclasses
 import math
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
@@ -213,6 +214,45 @@ class OptimizerConfig(Checked):
                 f"optimizer.adam_beta2: expected at most 0.99 with optimizer.state_dtype=bfloat16, whose 8 bits lose "
                 f"smaller changes of a running mean, got {self.adam_beta2}; lower it or store float32"
             )
+
+
+@dataclass(frozen=True)
+class LoraConfig(Checked):
+    """Low-rank adapters, trained by reinforcement learning in the place of the base's weights."""
+
+    group: ClassVar[str] = "lora"
+    lora_rank: int = field(default=0, metadata=within(0))
+    """Rank of the adapters; 0 for full fine-tuning."""
+    lora_alpha: float = field(default=64.0, metadata=within(0, above=True))
+    """The product of the two adapter matrices counts alpha / rank times."""
+    lora_targets: tuple[Literal["q", "k", "v", "o", "gate", "up", "down"], ...] = (
+        "q",
+        "k",
+        "v",
+        "o",
+        "gate",
+        "up",
+        "down",
+    )
+    """Matrices of each block that have adapters."""
+    lora_plus_lr_ratio: float = field(default=1.0, metadata=within(0, above=True))
+    """Learning rate of B, which begins at 0, over that of A (LoRA+); 1 for one learning rate."""
+
+    def check(self) -> None:
+        """Targets are distinct, and a setting of adapters needs adapters."""
+        targets = self.lora_targets
+        if not targets or len(set(targets)) < len(targets):
+            raise ValueError(
+                f"lora.lora_targets: expected one matrix or more, each once, got {','.join(targets)!r}; "
+                "lora.lora_rank=0 is what trains without adapters"
+            )
+        for each in dataclasses.fields(self):
+            value = getattr(self, each.name)
+            if not self.lora_rank and value != each.default:
+                raise ValueError(
+                    f"lora.{each.name}: expected {each.default} with lora.lora_rank=0, which has no adapters, got "
+                    f"{value}; set a rank (32 is usual)"
+                )
 
 
 @dataclass(frozen=True)
@@ -440,6 +480,7 @@ class Experiment(Checked):
     val: ValConfig = field(default_factory=ValConfig)
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    lora: LoraConfig = field(default_factory=LoraConfig)
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     data: DataConfig = field(default_factory=DataConfig)
     env: EnvConfig = field(default_factory=EnvConfig)

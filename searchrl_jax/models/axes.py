@@ -23,6 +23,15 @@ PARAMETER_AXES: Mapping[str, Logical] = {
     "layers/down": ("layers", "ff", "embed"),
 }
 
+# The matrices of a block that may have low-rank adapters: by name, A from what W takes in, B to what it gives out.
+ADAPTED = ("q", "k", "v", "o", "gate", "up", "down")
+ADAPTER_AXES: Mapping[str, Logical] = {
+    f"layers/{name}/{part}": axes
+    for name in ADAPTED
+    for layers, inside, *outside in [PARAMETER_AXES[f"layers/{name}"]]
+    for part, axes in (("a", (layers, inside, None)), ("b", (layers, None, *outside)))
+}
+
 VALUE_HEAD_AXES: Mapping[str, Logical] = {"value/kernel": ("embed", None), "value/bias": (None,)}
 
 # The model width of the convolution's inputs is an activation's, which no device splits.

@@ -79,24 +79,32 @@ class Block(nn.Module):
             nn.initializers.normal(out_scale * (cfg.num_heads * cfg.head_dim) ** -0.5),
             (cfg.num_heads * cfg.head_dim, cfg.model_dim),
         )
-        q = RMSNorm(cfg.norm_epsilon, name="q_norm")(project(seeking, w_q))
-        k = RMSNorm(cfg.norm_epsilon, name="k_norm")(project(sought, w_k))
+        q = RMSNorm(cfg.norm_epsilon, name="q_norm")(self._adapted("q", seeking, w_q))
+        k = RMSNorm(cfg.norm_epsilon, name="k_norm")(self._adapted("k", sought, w_k))
         q, k = rotate(q, shared.cosine, shared.sine), rotate(k, shared.cosine, shared.sine)
         k_BKTH = k.transpose(0, 2, 1, 3)
-        v_BKTH = project(h, w_v).transpose(0, 2, 1, 3)
+        v_BKTH = self._adapted("v", h, w_v).transpose(0, 2, 1, 3)
         if shared.segment_ids is None:
             keys, values = (*past.k, k_BKTH), (*past.v, v_BKTH)
             mixed = attend(q, [KeyBlock(*block) for block in zip(keys, values, shared.masks, strict=True)])
         else:
             mixed = attend_causally(q, k_BKTH, v_BKTH, shared.segment_ids)
-        x = x + project(mixed.reshape(*x.shape[:2], -1), w_o)
+        x = x + self._adapted("o", mixed.reshape(*x.shape[:2], -1), w_o)
 
         h = RMSNorm(cfg.norm_epsilon, name="mlp_norm")(x)
-        gate = project(h, self.param("gate", dense, (cfg.model_dim, cfg.ff_dim)))
-        up = project(h, self.param("up", dense, (cfg.model_dim, cfg.ff_dim)))
+        gate = self._adapted("gate", h, self.param("gate", dense, (cfg.model_dim, cfg.ff_dim)))
+        up = self._adapted("up", h, self.param("up", dense, (cfg.model_dim, cfg.ff_dim)))
         w_down = self.param("down", nn.initializers.normal(out_scale * cfg.ff_dim**-0.5), (cfg.ff_dim, cfg.model_dim))
-        x = x + project(jax.nn.silu(gate) * up, w_down)
+        x = x + self._adapted("down", jax.nn.silu(gate) * up, w_down)
         return x, {"k": k_BKTH, "v": v_BKTH, "conv_input": conv_input}
+
+    def _adapted(self, name: str, x: Float[Array, "... D"], w: Float[Array, "D ..."]) -> Float[Array, "..."]:
+        """x W, with (x A) B added where the parameters have adapters of this name (`models.lora`)."""
+        y = project(x, w)
+        if not self.has_variable("lora", name):
+            return y
+        pair: dict[str, Array] = self.get_variable("lora", name)
+        return y + project(project(x, pair["a"]), pair["b"])
 
     def _kernel(self, name: str, *, shift: int) -> Float[Array, "W D"]:
         """Taps that begin as +-r^j, j tokens back from `shift` on, with noise; r is 0.7 and 0.95 in turn over channels.
@@ -134,7 +142,7 @@ class Decoder(nn.Module):
         )
         self.layers = nn.scan(
             nn.remat(Block) if self.remat else Block,
-            variable_axes={"params": 0},
+            variable_axes={"params": 0, "lora": 0},
             split_rngs={"params": True},
             in_axes=(0, nn.broadcast),
             out_axes=0,
@@ -161,6 +169,13 @@ class Decoder(nn.Module):
         return jnp.einsum(
             "...D,VD->...V", hidden, self.embedding.astype(hidden.dtype), preferred_element_type=jnp.float32
         )
+
+
+def _variables(params: Params) -> dict[str, Params]:
+    """Parameters as Linen's collections: `models.lora.attach` puts the adapters under "lora"."""
+    if "lora" not in params:
+        return {"params": params}
+    return {"params": {name: part for name, part in params.items() if name != "lora"}, "lora": params["lora"]}
 
 
 def _no_past(config: DecoderConfig, rows: int) -> Past:
@@ -205,13 +220,13 @@ def forward(
         remat: compute a block's activations again in the backward pass in place of keeping them.
     """
     past = _no_past(config, tokens.shape[0])
-    hidden, _ = Decoder(config, remat).apply({"params": params}, tokens, positions, past, (), segment_ids)
+    hidden, _ = Decoder(config, remat).apply(_variables(params), tokens, positions, past, (), segment_ids)
     return hidden
 
 
 def unembed(config: DecoderConfig, params: Params, hidden: Float[Array, "... D"]) -> Float[Array, "... V"]:
     """Logits (float32) of hidden states, with the tied embedding."""
-    logits: Any = Decoder(config).apply({"params": params}, hidden, method="unembed")
+    logits: Any = Decoder(config).apply(_variables(params), hidden, method="unembed")
     return logits
 
 
@@ -233,7 +248,7 @@ def append(
     cached = (jnp.arange(S)[None, :] < cache.length[:, None])[:, None, :]
     new_causal = (jnp.arange(T)[:, None] >= jnp.arange(T)[None, :])[None]
     past = Past((cache.k,), (cache.v,), cache.conv)
-    hidden, new = Decoder(config).apply({"params": params}, tokens, positions, past, (cached, new_causal))
+    hidden, new = Decoder(config).apply(_variables(params), tokens, positions, past, (cached, new_causal))
     conv = jax.vmap(convolution_state, in_axes=(0, 0, None))(new["conv_input"], cache.conv, num_new)
     return hidden, Entries(k=new["k"], v=new["v"], conv=conv)
 
@@ -261,8 +276,8 @@ def decode_step(
         jax.lax.dynamic_slice_in_dim(stage.conv, step, cache.conv.shape[2], axis=2),
     )
     model = Decoder(config)
-    hidden, new = model.apply({"params": params}, tokens[:, None], positions, past, (cached, staged, itself))
-    logits: Any = model.apply({"params": params}, hidden[:, 0], method="unembed")
+    hidden, new = model.apply(_variables(params), tokens[:, None], positions, past, (cached, staged, itself))
+    logits: Any = model.apply(_variables(params), hidden[:, 0], method="unembed")
     put = jax.lax.dynamic_update_slice_in_dim
     return logits, Stage(
         k=put(stage.k, new["k"].astype(stage.k.dtype), step, axis=3),

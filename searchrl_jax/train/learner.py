@@ -10,9 +10,10 @@ from jaxtyping import Float
 
 from searchrl_jax.config.schema import Experiment
 from searchrl_jax.core.random import named_key
-from searchrl_jax.models.axes import PARAMETER_AXES, VALUE_HEAD_AXES
+from searchrl_jax.models.axes import ADAPTER_AXES, PARAMETER_AXES, VALUE_HEAD_AXES
 from searchrl_jax.models.config import DecoderConfig
 from searchrl_jax.models.decoder import Params
+from searchrl_jax.models.lora import attach, init_adapters, merge
 from searchrl_jax.models.value import init_value_head
 from searchrl_jax.parallel.rules import place_rows, tree_shardings
 from searchrl_jax.rl.diagnostics import explained_variance
@@ -32,7 +33,7 @@ from searchrl_jax.train.learn import (
     with_tables,
 )
 from searchrl_jax.train.measures import group_metrics, training_metrics
-from searchrl_jax.train.state import TrainState, init_state, make_optimizer
+from searchrl_jax.train.state import TrainState, init_state, lora_plus, make_optimizer
 from searchrl_jax.train.step import LossSpec, make_score, make_update
 
 # Of a step's minibatches the largest is reported, of all else the mean.
@@ -57,7 +58,8 @@ class Learner:
         steps: int,
     ) -> None:
         """Args:
-        base: where the policy begins, and the reference that it is kept near to; left as it is.
+        base: where the policy begins, and the reference that it is kept near to; left as it is. With `lora.lora_rank`
+            it is frozen, and the state holds adapters alone.
         row_shapes: of training rows, ascending; the last holds any trajectory, and its action tokens are the token
             budget of `rl.loss_aggregation=constant`.
         steps: of the whole run; the learning rate reaches its end with the last.
@@ -68,18 +70,27 @@ class Learner:
         rl, sampling = self.config, experiment.sampling
         has_critic = rl.advantage_method == GAE
         updates = steps * rl.minibatches
-        optimizer = make_optimizer(experiment.optimizer, updates)
+        optimizer = lora_plus(make_optimizer(experiment.optimizer, updates), experiment.lora.lora_plus_lr_ratio)
         value_optimizer = make_optimizer(experiment.optimizer, updates, experiment.optimizer.value_learning_rate)
-        # Copied: an update donates its state, and the base is needed at the end.
+        placed = jax.device_put(base, tree_shardings(mesh, base, PARAMETER_AXES))
+        lora = experiment.lora
+        self._frozen: Params | None = placed if lora.lora_rank else None
+        self._scale = lora.lora_alpha / max(lora.lora_rank, 1)
+        if lora.lora_rank:
+            key = named_key(experiment.seed, "lora")
+            trained = init_adapters(base, lora.lora_targets, lora.lora_rank, key)
+        else:
+            # Copied: an update donates its state, and the base is needed at the end.
+            trained = jax.tree.map(lambda x: x.copy(), base)
         state = init_state(
-            jax.tree.map(lambda x: x.copy(), base),
+            trained,
             optimizer,
             init_value_head(model, named_key(experiment.seed, "value")) if has_critic else None,
             value_optimizer if has_critic else None,
         )
-        shardings = tree_shardings(mesh, state, {**PARAMETER_AXES, **VALUE_HEAD_AXES})
+        shardings = tree_shardings(mesh, state, {**PARAMETER_AXES, **ADAPTER_AXES, **VALUE_HEAD_AXES})
         self.state: TrainState = jax.device_put(state, shardings)
-        self.reference: Params | None = jax.device_put(base, shardings.params) if rl.kl_coef else None
+        self.reference: Params | None = placed if rl.kl_coef else None
         spec = LossSpec(
             rl.loss_fn,
             rl.clip_low_threshold,
@@ -103,13 +114,18 @@ class Learner:
             shardings,
             value_optimizer=value_optimizer if has_critic else None,
             remat=experiment.optimizer.remat,
+            adapter_scale=self._scale,
         )
         self._score = make_score(model, spec)
 
     @property
     def params(self) -> Params:
         """The policy's parameters. The next `learn` takes their memory: whoever reads them during it needs a copy."""
-        return self.state.params
+        return self.state.params if self._frozen is None else attach(self._frozen, self.state.params, self._scale)
+
+    def merged(self) -> Params:
+        """The policy as full weights of the base's structure: the adapters, where there are any, merged into it."""
+        return self.state.params if self._frozen is None else merge(self._frozen, self.state.params, self._scale)
 
     def learn(self, groups: Groups, step: int) -> dict[str, float]:
         """Trains on the rollouts of one step, and returns its metrics.
@@ -134,7 +150,9 @@ class Learner:
         seen = []
         for chosen in split_minibatches(samples, rl.minibatches, np.random.default_rng([self.seed, step])):
             micro_batches = [place_rows(self.mesh, rows) for rows in pack(chosen, self.row_shapes)]
-            self.state, found = self._update(self.state, micro_batches, policy_frozen=step <= rl.critic_warmup_steps)
+            self.state, found = self._update(
+                self.state, micro_batches, policy_frozen=step <= rl.critic_warmup_steps, base=self._frozen
+            )
             seen.append(found)
         for name in seen[0] if seen else ():
             metrics[f"learner/{name}"] = float((max if name in EXTREMES else np.mean)([found[name] for found in seen]))
@@ -161,7 +179,7 @@ class Learner:
         critic = self.state.critic
         if critic is not None or rl.proximal_policy == "learner":
             value_params = None if critic is None else critic.params
-            tables["proximal_logprob"], value = self._scored(self.state.params, value_params, batch, parts)
+            tables["proximal_logprob"], value = self._scored(self.params, value_params, batch, parts)
         if critic is not None:
             advantage, target = gae_advantages(batch, rl, value, penalty)
             estimates = advantage[acts]

@@ -323,7 +323,7 @@ class _Run:
         log.close()
         checkpoints.close()
         self.seconds["rl"] = time.perf_counter() - began if total > done else seconds
-        return learner.params
+        return learner.merged()
 
     def _make_source(self, steps: int) -> GroupSource:
         """Where the groups of `steps` steps come from."""

@@ -22,7 +22,8 @@ class Critic:
 
 @struct.dataclass
 class TrainState:
-    """Parameters, optimizer state, the number of updates taken, and the value model where there is one."""
+    """What is trained (all parameters, or the adapters alone: `models.lora`), optimizer state, the number of updates
+    taken, and the value model where there is one."""
 
     params: Params
     opt_state: Any
@@ -56,6 +57,22 @@ def make_optimizer(
     if config.adam_grad_clip_norm == 0:
         return adam
     return optax.chain(optax.clip_by_global_norm(config.adam_grad_clip_norm), adam)
+
+
+def lora_plus(optimizer: optax.GradientTransformation, ratio: float) -> optax.GradientTransformation:
+    """`optimizer` for adapters, with `ratio` times its learning rate for each B.
+
+    With one rate for both, what is right for A is too small for B by a factor that grows with the model's width. The
+    updates are scaled, so weight decay follows the rate, and the gradient is clipped as before.
+
+    Source:
+        Hayou et al. 2024, arXiv:2402.12354, LoRA+.
+    """
+
+    def scaled(updates: Any, params: Any = None) -> Any:
+        return jax.tree_util.tree_map_with_path(lambda path, x: ratio * x if path[-1].key == "b" else x, updates)
+
+    return optimizer if ratio == 1 else optax.chain(optimizer, optax.stateless(scaled))
 
 
 def stored_as(optimizer: optax.GradientTransformation, dtype: jnp.dtype) -> optax.GradientTransformation:

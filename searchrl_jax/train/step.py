@@ -13,6 +13,7 @@ from jaxtyping import Array, Float
 
 from searchrl_jax.models.config import DecoderConfig
 from searchrl_jax.models.decoder import Params, forward, unembed
+from searchrl_jax.models.lora import attach
 from searchrl_jax.models.value import estimate
 from searchrl_jax.ops.sampling import processed_log_probs
 from searchrl_jax.rl.aggregate import aggregate
@@ -195,6 +196,7 @@ def make_update(
     *,
     value_optimizer: optax.GradientTransformation | None = None,
     remat: bool = False,
+    adapter_scale: float = 1.0,
 ) -> Callable[..., tuple[TrainState, dict[str, float]]]:
     """A function that takes one optimizer step on a list of micro-batches, and says what it saw.
 
@@ -202,22 +204,25 @@ def make_update(
 
         sum over micro-batches of d(sum of losses) / sum over micro-batches of denominators (`rl.aggregate`)
 
-    The function takes (state, micro_batches, *, policy_frozen=False); frozen, the step is the value model's alone.
+    The function takes (state, micro_batches, *, policy_frozen=False, base=None). With `policy_frozen` the step is the
+    value model's alone. With `base` the state's parameters are adapters of these weights, which are read and kept.
 
     Args:
         shardings: a NamedSharding in the place of each array of the state, where it stays; or each placement that XLA
             chooses for a result is compiled for anew. None leaves it to XLA.
         value_optimizer: for a state that holds a value model.
         remat: as in `loss_sums`.
+        adapter_scale: of `models.lora.attach`, for a state of adapters.
     """
     weight_shardings = None if shardings is None else _weights(shardings)
 
     @functools.partial(
         jax.jit, donate_argnums=(1,), out_shardings=None if shardings is None else (weight_shardings, None)
     )
-    def accumulate(weights: Any, sums: tuple[Any, Metrics], rows: Rows) -> tuple[Any, Metrics]:
+    def accumulate(weights: Any, sums: tuple[Any, Metrics], rows: Rows, base: Params | None) -> tuple[Any, Metrics]:
         def loss(weights: Any) -> tuple[Array, Metrics]:
-            return loss_sums(config, spec, weights[0], rows, weights[1], remat=remat)
+            params = weights[0] if base is None else attach(base, weights[0], adapter_scale)
+            return loss_sums(config, spec, params, rows, weights[1], remat=remat)
 
         (_, metrics), grads = jax.value_and_grad(loss, has_aux=True)(weights)
         grad_sum, metric_sum = sums
@@ -253,7 +258,7 @@ def make_update(
         return TrainState(params, opt_state, state.updates + 1, critic), means
 
     def update(
-        state: TrainState, micro_batches: Sequence[Rows], *, policy_frozen: bool = False
+        state: TrainState, micro_batches: Sequence[Rows], *, policy_frozen: bool = False, base: Params | None = None
     ) -> tuple[TrainState, dict[str, float]]:
         if not micro_batches:
             raise ValueError("expected at least one micro-batch, got none; skip the update and count it")
@@ -268,7 +273,7 @@ def make_update(
         weights = _weights(state)
         sums: Any = (jax.tree.map(jnp.zeros_like, weights), _no_metrics(spec, has_critic=state.critic is not None))
         for rows in micro_batches:
-            sums = accumulate(weights, sums, rows)
+            sums = accumulate(weights, sums, rows, base)
         state, means = apply(state, sums, policy_frozen=policy_frozen)
         counts = np.asarray(means.pop("ratio_counts"))
         found = {name: float(value) for name, value in means.items()}

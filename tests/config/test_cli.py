@@ -79,6 +79,8 @@ def test_fields_that_depend_on_each_other_change_together():
         ("--batch.group_size 2 3", "got '2 3'"),
         ("--rl.advantage_normalization=maybe", "expected true or false, or none, got 'maybe'"),
         ("--rl.advantage_normalization", "expected true or false, or none, got ''"),
+        ("--lora.lora_rank=4 --lora.lora_targets=q,w", "lora.lora_targets: expected a list, each one of 'q', 'k', 'v'"),
+        ("--lora.lora_alpha=32", "lora.lora_alpha: expected 64.0 with lora.lora_rank=0"),
         ("--evaluation.temperatures=1,x", "each a number in [0, 2], got '1 x'"),
         ("--evaluation.temperatures=1,3", "each a number in [0, 2], got (1.0, 3.0)"),
         ("--data.corpus=d.jsonl", "data.tasks: expected a JSONL file of tasks"),

@@ -12,6 +12,7 @@ from searchrl_jax.config.schema import (
     DataConfig,
     EvaluationConfig,
     Experiment,
+    LoraConfig,
     ModelConfig,
     OptimizerConfig,
     RLConfig,
@@ -36,6 +37,8 @@ def test_published_defaults():
     adam = experiment.optimizer
     assert (adam.learning_rate, adam.adam_beta1, adam.adam_beta2, adam.adam_eps) == (4e-5, 0.9, 0.95, 1e-8)
     assert (adam.adam_weight_decay, adam.adam_grad_clip_norm) == (0, 1)
+    lora = experiment.lora
+    assert (lora.lora_rank, lora.lora_alpha, lora.lora_plus_lr_ratio) == (0, 64, 1)
     rollout = experiment.rollout
     assert (rollout.rollout_max_concurrency, rollout.rollout_timeout, rollout.rollout_max_retries) == (96, 600, 3)
     assert experiment.time_limit_hours == 24
@@ -79,6 +82,17 @@ def test_published_defaults():
             lambda: OptimizerConfig(state_dtype="bfloat16", adam_beta2=0.999),
             "optimizer.adam_beta2: expected at most 0.99",
         ),
+        (lambda: LoraConfig(lora_rank=-1), "lora.lora_rank: expected an integer of at least 0, got -1"),
+        (lambda: LoraConfig(lora_rank=4, lora_alpha=0.0), "lora.lora_alpha: expected a number above 0, got 0.0"),
+        (
+            lambda: LoraConfig(lora_rank=4, lora_targets=("q", "conv_q")),
+            "lora.lora_targets: expected a list, each one of",
+        ),
+        (lambda: LoraConfig(lora_rank=4, lora_targets=()), "lora.lora_targets: expected one matrix or more, .* got ''"),
+        (lambda: LoraConfig(lora_rank=4, lora_targets=("q", "q")), "each once, got 'q,q'; lora.lora_rank=0 is what"),
+        (lambda: LoraConfig(lora_alpha=32.0), "lora.lora_alpha: expected 64.0 with lora.lora_rank=0, .* got 32.0; set"),
+        (lambda: LoraConfig(lora_targets=("q",)), "lora.lora_targets: expected .* with lora.lora_rank=0, which has no"),
+        (lambda: LoraConfig(lora_plus_lr_ratio=16.0), "lora.lora_plus_lr_ratio: expected 1.0 with lora.lora_rank=0"),
         (lambda: OptimizerConfig(learning_rate=0.0), r"optimizer.learning_rate: expected a number in \(0, 0.01\]"),
         (lambda: SamplingConfig(temperature=0.0), r"sampling.temperature: expected a number in \(0, 2\], got 0.0"),
         (lambda: TrackerConfig(project=3), "tracker.project: expected a string, got 3"),

@@ -7,8 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from searchrl_jax.models.axes import CACHE_AXES, PARAMETER_AXES, VALUE_HEAD_AXES
+from searchrl_jax.models.axes import ADAPTED, ADAPTER_AXES, CACHE_AXES, PARAMETER_AXES, VALUE_HEAD_AXES
 from searchrl_jax.models.cache import init_cache
+from searchrl_jax.models.lora import init_adapters
 from searchrl_jax.parallel.mesh import make_mesh
 from searchrl_jax.parallel.rules import place_rows, replicated, tree_shardings
 from searchrl_jax.rollout.batch import RowShape, Sample, pack
@@ -89,6 +90,24 @@ def full_step(mesh):
     return jax.device_get((state.params, state.critic.params)), metrics["loss"]
 
 
+ADAPTERS = jax.tree.map(lambda x: np.array(x) + 0.1, init_adapters(PARAMS, ADAPTED, 3, jax.random.key(4)))
+
+
+def adapter_step(mesh):
+    """The state after one plain gradient step on the adapters, and the loss."""
+    optimizer = optax.sgd(0.1)
+    state, base = init_state(jax.tree.map(jnp.array, ADAPTERS), optimizer), PARAMS
+    rows, shardings = batches(), None
+    if mesh is not None:
+        shardings = tree_shardings(mesh, state, ADAPTER_AXES)
+        state = jax.device_put(state, shardings)
+        base = jax.device_put(base, tree_shardings(mesh, base, PARAMETER_AXES))
+        rows = [place_rows(mesh, batch) for batch in rows]
+    update = make_update(CONFIG, LossSpec("ppo"), optimizer, shardings, adapter_scale=2.0)
+    state, metrics = update(state, rows, base=base)
+    return state, metrics["loss"]
+
+
 def largest(one, other):
     return max(jax.tree.leaves(jax.tree.map(lambda a, b: float(np.abs(a - b).max()), one, other)))
 
@@ -119,6 +138,8 @@ def main():
     one, eight = train(None), train(mesh)
     alone, spread = sample(None), sample(mesh)
     whole = [full_step(m) for m in (None, make_mesh(1, 2, 1, jax.devices()[:2]), mesh)]
+    (alone_lora, loss_alone), (spread_lora, loss_spread) = adapter_step(None), adapter_step(mesh)
+    parts = {name: spread_lora.params["layers"][name] for name in ("q", "down")}
     gate = eight[3].params["layers"]["gate"]
     moved = jax.tree.map(lambda a, b: float(np.abs(a - b).max()), one[0], PARAMS)
     differ = jax.tree.map(lambda a, b: float(np.abs(a - b).max()), one[0], eight[0])
@@ -133,6 +154,12 @@ def main():
                 "full_losses": [loss for _, loss in whole],
                 "full_moved": largest(whole[0][0], (PARAMS, HEAD)),
                 "full_differ": [largest(whole[0][0], params) for params, _ in whole[1:]],
+                "adapter_losses": [loss_alone, loss_spread],
+                "adapters_moved": largest(jax.device_get(alone_lora.params), ADAPTERS),
+                "adapters_differ": largest(*map(jax.device_get, (alone_lora.params, spread_lora.params))),
+                "adapter_parts": [
+                    list(parts[name][part].addressable_shards[0].data.shape) for name in parts for part in "ab"
+                ],
                 "gate": [list(gate.shape), list(gate.addressable_shards[0].data.shape)],
                 "moment": list(eight[3].opt_state[1][0].mu["layers"]["gate"].addressable_shards[0].data.shape),
                 "ids": [alone[0].ids, spread[0].ids],

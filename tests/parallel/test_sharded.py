@@ -40,6 +40,13 @@ def test_the_whole_loss_on_one_two_and_eight_devices_has_one_gradient(found):
     assert found["full_moved"] > 1e-2 and max(found["full_differ"]) < 5e-6
 
 
+def test_the_update_of_adapters_on_eight_devices_equals_one(found):
+    assert found["adapter_losses"][1] == pytest.approx(found["adapter_losses"][0], abs=1e-5)
+    assert found["adapters_moved"] > 1e-2 and found["adapters_differ"] < 5e-6
+    # Of q: A [2, 32, 3], B [2, 3, 4, 8]; of down: A [2, 64, 3], B [2, 3, 32].
+    assert found["adapter_parts"] == [[2, 16, 3], [2, 3, 2, 8], [2, 32, 3], [2, 3, 16]]
+
+
 def test_parameters_and_moments_are_split_and_stay_so(found):
     assert found["gate"] == [[2, 32, 64], [2, 16, 32]] and found["moment"] == [2, 16, 32]
     assert found["kept"]

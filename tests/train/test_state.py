@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from searchrl_jax.config.schema import OptimizerConfig
-from searchrl_jax.train.state import init_state, make_optimizer
+from searchrl_jax.train.state import init_state, lora_plus, make_optimizer
 
 PARAMS = {"w": jnp.array([1.0, -2.0, 0.5]), "b": jnp.array(0.25)}
 
@@ -41,6 +41,25 @@ def test_a_learning_rate_of_its_own_replaces_the_policy_s():
         optimizer = make_optimizer(config, 10, given)
         updates, _ = optimizer.update(grads, optimizer.init(PARAMS), PARAMS)
         np.testing.assert_allclose(updates["w"], -used, rtol=1e-5)
+
+
+def test_lora_plus_scales_the_updates_of_b_alone_weight_decay_included():
+    pair = {"a": jnp.array([1.0, -2.0]), "b": jnp.array([0.5, 3.0])}
+    adapters = {"layers": {"q": pair, "k": jax.tree.map(jnp.negative, pair)}}
+    plain = make_optimizer(OptimizerConfig(learning_rate=1e-2, learning_rate_end=0.5, adam_weight_decay=0.1), 4)
+    assert lora_plus(plain, 1.0) is plain
+    faster = lora_plus(plain, 16.0)
+    states = [plain.init(adapters), faster.init(adapters)]
+    assert len(jax.tree.leaves(states[0])) == len(jax.tree.leaves(states[1]))
+    for step in range(3):
+        grads = jax.tree.map(lambda x: 0.1 * x + step, adapters)  # noqa: B023
+        (want, states[0]), (got, states[1]) = (
+            each.update(grads, state, adapters) for each, state in zip((plain, faster), states, strict=True)
+        )
+        for name in ("q", "k"):
+            np.testing.assert_array_equal(got["layers"][name]["a"], want["layers"][name]["a"])
+            np.testing.assert_array_equal(got["layers"][name]["b"], 16 * want["layers"][name]["b"])
+            assert np.all(np.asarray(want["layers"][name]["b"]) != 0)
 
 
 @pytest.mark.parametrize("with_critic", [False, True])
