@@ -123,7 +123,7 @@ class Block(nn.Module):
             taps = jnp.concatenate([jnp.full((shift, dim), 0.25, dtype), taps])[:width]
             return taps + jax.random.uniform(key, shape, dtype, -0.2, 0.2)
 
-        return self.param(name, init, (self.config.conv_width, self.config.model_dim))
+        return self.param(name, init, (width, dim))
 
 
 class Decoder(nn.Module):

@@ -39,6 +39,7 @@ def quick_compilation() -> Iterator[None]:
     jax.config.update("jax_disable_most_optimizations", before)
 
 
+@pytest.mark.slow
 def test_killed_and_started_again_a_run_of_adapters_ends_bit_for_bit_the_same(
     settings: dict[str, Any],
     tmp_path: Path,
