@@ -40,7 +40,7 @@ def config(scale: str) -> Experiment:
         batch=BatchConfig(global_batch_size=12, group_size=8, micro_batch_rows=2),
         rl=RLConfig(minibatches=2, advantage_normalization=False, entropy_coef=-0.1),
         sampling=SamplingConfig(sampling_max_tokens=64),
-        val=ValConfig(temperatures=(1.0, 0.0)),
+        val=ValConfig(temperatures=(1.0,)),
         schedule=ScheduleConfig(max_steps=50, val_every=25, save_every=5),
         optimizer=OptimizerConfig(learning_rate=3e-4, learning_rate_end=0.0),
         rollout=RolloutConfig(rollout_max_concurrency=32, decode_chunk=16, max_steps_off_policy=0),

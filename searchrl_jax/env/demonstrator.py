@@ -4,21 +4,21 @@ It plays real episodes of the environment on training tasks, knows their judgeme
 drawn at random *given* the question: failures that depended on the question would be the same in all rollouts of a
 group, and a group without variance teaches nothing.
 
-    good      searches with what the question quotes and the package that it names, reads, searches for the names that
-              the right page points to, or for the second quotation; where there is no page to read first, asks the
-              second tool the same; submits the order that the last observation ends with
+    good      searches with what the question quotes and the package that it names, then for the second quotation, or
+              for more of the same, and reads; where a page is to be read, searches for the names that the right one
+              points to; submits the order that the last observation ends with
     lazy      searches once and submits what came back, in its order
-    rambling  asks the same again, until the turn limit
-    overlong  pastes what it found into the next query until the token limit of the turn; it does not go in circles,
-              since demonstrations that do teach loops that reinforcement learning hardly unlearns
+    rambling  asks the second tool the same again and again, until the turn limit
+    overlong  pastes what it found into a query to the second tool until the token limit of the turn; it does not go in
+              circles, since demonstrations that do teach loops that reinforcement learning hardly unlearns
 
 A call may *slip*: it breaks off with a few wrong tokens, is closed (or left malformed), and then written again. The
 wrong tokens are in the episode but not to be imitated; what follows them is. A policy that has only ever read what is
 right repeats a wrong token until the turn's limit.
 
-A page is searched for with either tool, since which of them serves is for reinforcement learning to find out. A flawed
-second search never uses the tool of a good one: where both begin alike, the penalty of the one teaches not to search
-again at all.
+The first search uses either tool, since which of them serves is for reinforcement learning to find out. Later ones that
+are flawed use the second tool, and good ones mostly the first: where both begin alike, the penalty of the one teaches
+not to search again at all.
 """
 
 from collections.abc import Mapping, Sequence
@@ -138,30 +138,28 @@ class _Play:
         learns to submit references at random.
         """
         metadata = self.task.metadata
-        if "via" not in metadata:
-            # The words of a question need not be those of the page, which only one of the tools takes literally.
-            for tool in dict.fromkeys((self.bm25, self.second)):
-                self._search(tool, self._first_query())
-        elif shown := self._first_search():
-            page = metadata["via"]
-            if not self._links(page):
-                page = next((doc_id for doc_id in shown if self._links(doc_id)), shown[0])
-            quoted = metadata.get("target_description")
-            query = self._links(page) if quoted is None else self._quoted(str(quoted))
-            if query:
-                self._search(self.bm25, query)
+        tool, shown = self._first_search()
+        if "target_description" in metadata:
+            self._search(self.bm25, self._quoted(str(metadata["target_description"])))
+        elif shown:
+            shown = [*shown, *self._search(tool, self._first_query())]
+            page = str(metadata.get("via", ""))
+            if page and not self._links(page):
+                page = next((doc_id for doc_id in shown if self._links(doc_id)), "")
+            if page:
+                self._search(self.bm25, self._links(page))
         self._submit(self.episode.references.ranking[:10])
 
     def lazy(self) -> None:
         """Searches once and trusts the order that comes back."""
-        self._submit(self._first_search())
+        self._submit(self._first_search()[1])
 
     def ramble(self) -> None:
-        """Asks the same again until no turn is left."""
+        """Asks the same, and the second tool for ever more of it, until no turn is left."""
         tool = self._either()[0]
         while not self.episode.done:
             self._call(self._search_call(tool, self._cut(self._first_query())))
-            tool = self._astray(tool)
+            tool = self.second
 
     def overlong(self) -> None:
         """Searches, then pastes what came back into the next query, which does not end within the turn's tokens.
@@ -169,19 +167,17 @@ class _Play:
         What it pastes can be copied. Words out of nowhere would be the larger part of the loss, and teach the policy to
         put probability on all of the vocabulary.
         """
-        tool = self._either()[0]
-        self._search(tool, self._first_query())
+        self._search(self._either()[0], self._first_query())
         if self.episode.done:
             return
-        tool = self._astray(tool)
         limit = self.d.env.limits.max_tokens_per_turn
         words = [word for word in " ".join(self.observations[-1:]).split() if not set(word) & ODD_CHARACTERS]
-        ids = self.d.dialect.render_call(search_call(tool, " ".join(words)))
+        ids = self.d.dialect.render_call(search_call(self.second, " ".join(words)))
         if len(ids) <= limit:  # it found too little to fill the turn: other documents go on where it ends
             texts = (self.d.documents[doc_id].text for doc_id in self.rng.permutation(sorted(self.d.documents))[:limit])
             others = [word for text in texts for word in text.split() if not set(word) & ODD_CHARACTERS]
             words = list(dict.fromkeys([*words, *others]))[: 2 * limit]
-            ids = self.d.dialect.render_call(search_call(tool, " ".join(words)))
+            ids = self.d.dialect.render_call(search_call(self.second, " ".join(words)))
         if len(ids) <= limit:
             raise ValueError(
                 f"warmup.overlong: expected sampling.sampling_max_tokens below {len(ids)}, the length of a query that "
@@ -196,28 +192,26 @@ class _Play:
         call = self._search_call(tool, self._cut(query))
         shown: list[str] = []
         if self._may_search() and self.rng.random() < self.d.slips:
-            shown = self._slip(call, is_malformed=self.rng.random() < 0.3)
+            shown = self._slip(call, is_malformed=self.rng.random() < 0.5)
         return self._call(call) if self._may_search() else shown
 
-    def _astray(self, tool: str) -> str:
-        """The tool of a flawed second search after a first with `tool`: never that of a good one."""
-        return self.second if "via" in self.task.metadata else tool
-
-    def _first_search(self) -> list[str]:
-        """Documents that either tool finds; the other is asked where the first finds nothing, as a lexical one may."""
-        shown: list[str] = []
+    def _first_search(self) -> tuple[str, list[str]]:
+        """A tool and the documents that it finds; where the first finds nothing, as a lexical one may, the other's."""
         for tool in self._either():
-            shown = shown or self._search(tool, self._first_query())
-        return shown
+            shown = self._search(tool, self._first_query())
+            if shown:
+                break
+        return tool, shown
 
     def _may_search(self) -> bool:
         return not self.episode.done and self.episode.turn < self.d.env.limits.max_turns - 1
 
     def _slip(self, call: Call, *, is_malformed: bool) -> list[str]:
-        """Writes `call` with its query or ranking broken off: after some of its tokens come up to six wrong ones.
+        """Writes `call` with up to six wrong tokens: its query or ranking breaks off with them.
 
         Args:
-            is_malformed: lose the end of the arguments, too; what comes back says so.
+            is_malformed: they stand in the place of the end or the head of the arguments, too, or behind the end; what
+                comes back says that this is no call.
 
         Source:
             Laskey et al. 2017, arXiv:1703.09327 (DART): noise in a demonstrator's actions shows how to recover.
@@ -232,7 +226,9 @@ class _Play:
         start = int(rng.integers(len(self.token_ids)))
         elsewhere = np.array(self.token_ids[start : start + 2 * count])
         wrong = (anything, again, elsewhere)[int(rng.integers(3))].tolist()
-        written = [*ids[:begin], *wrong, *ids[end + is_malformed :]]
+        places = ((begin, end + 1), (1, 2), (end + 1, end + 1))
+        begin, end = places[int(rng.integers(3))] if is_malformed else (begin, end)
+        written = [*ids[:begin], *wrong, *ids[end:]]
         slipped = self.d.dialect.parse(written)
         if isinstance(slipped, Malformed) != is_malformed or len(written) > self.d.env.limits.max_tokens_per_turn:
             return []  # what slipped in makes another kind of call, or does not fit: no slip

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from searchrl_jax.data.schema import Document
 
 NO_RESULTS = "no results"
+NO_MORE_RESULTS = "no more results"
 LINKS_WORD = " See"  # stands before the names of linked documents
 LEFT_OUT = "left out"  # stands for an older observation where the history is compressed
 NOTHING_FITS = "the results are too long to show"
@@ -75,10 +76,13 @@ class References:
             self.doc_ids.append(doc_id)
             self._numbers[doc_id] = len(self.doc_ids)
 
-    def fused(self, query: str, shown: Sequence[str]) -> dict[str, float]:
-        """Scores after one more search: score(d) = w * score_before(d) + 1 / (5 + rank of d in `shown`, from 1).
+    def fused(self, query: str, shown: Sequence[str], skipped: int = 0) -> dict[str, float]:
+        """Scores after one more search: score(d) = w * score_before(d) + 1 / (5 + rank of d), d in `shown`.
 
-        w is 1 where `query` is the latest, asked of another tool, and 1/2 where it is new: it knows more.
+        w is 1 where `query` is the latest one again, and 1/2 where it is new: it knows more.
+
+        Args:
+            skipped: results of the query before those in `shown`, which have the ranks skipped + 1, skipped + 2, ...
 
         Source:
             Cormack, Clarke & Buettcher, "Reciprocal Rank Fusion outperforms Condorcet and individual Rank Learning
@@ -86,7 +90,7 @@ class References:
         """
         weight = 1.0 if query == self.query else 0.5
         scores = {doc_id: weight * score for doc_id, score in self.scores.items()}
-        for rank, doc_id in enumerate(shown, start=1):
+        for rank, doc_id in enumerate(shown, start=skipped + 1):
             scores[doc_id] = scores.get(doc_id, 0.0) + 1 / (5 + rank)
         return scores
 
@@ -106,6 +110,8 @@ def render_hits(
     references: References,
     excluded_titles: Collection[str],
     layout: ObservationFormat,
+    *,
+    skipped: int = 0,
 ) -> tuple[str, tuple[str, ...]]:
     """The observation for the `documents` that `query` found, best first, and the ids of those that fitted into it.
 
@@ -115,6 +121,7 @@ def render_hits(
     Args:
         references: the episode's numbers and scores; extended by what is shown.
         excluded_titles: names that must not appear among the links.
+        skipped: results of the query that were shown before, see `References.fused`.
     """
     lines: list[str] = []
     shown: list[str] = []
@@ -123,7 +130,7 @@ def render_hits(
         head = f"[{number}] {title_of(document)}"
         described = document.doc_id in references.described
         details = "" if described and layout.short_repeats else _details(document, number, excluded_titles, layout)
-        order = _order(references, query, [*shown, document.doc_id])
+        order = _order(references, query, [*shown, document.doc_id], skipped)
         line, is_full = head + details, True
         if not layout.fits([*lines, line, *order]):
             line, is_full = head, False
@@ -135,9 +142,9 @@ def render_hits(
         if is_full:
             references.described.add(document.doc_id)
     if not lines:
-        return (NOTHING_FITS if documents else NO_RESULTS), ()
-    text = "\n".join([*lines, *_order(references, query, shown)])
-    references.query, references.scores = query, references.fused(query, shown)
+        return (NOTHING_FITS if documents else NO_MORE_RESULTS if skipped else NO_RESULTS), ()
+    text = "\n".join([*lines, *_order(references, query, shown, skipped)])
+    references.query, references.scores = query, references.fused(query, shown, skipped)
     return text, tuple(shown)
 
 
@@ -158,14 +165,14 @@ def see_also_of(metadata: Mapping[str, object]) -> list[str]:
     return [" ".join(title.split()) for title in titles]
 
 
-def _order(references: References, query: str, shown: Sequence[str]) -> list[str]:
+def _order(references: References, query: str, shown: Sequence[str], skipped: int) -> list[str]:
     """A line with the ten best so far, written as a ranking is, so that one can be submitted by copying.
 
     No line after the first search, whose results are numbered in their order.
     """
     if not references.scores:
         return []
-    best = _best_first(references.fused(query, shown))[:10]
+    best = _best_first(references.fused(query, shown, skipped))[:10]
     return ["order:" + ",".join(str(references.number(doc_id)) for doc_id in best)]
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -102,7 +103,7 @@ class SearchEnv:
             documents: all that the retrievers can return.
             limits: of an episode.
             reward: of an episode.
-            results: hits of a search at most.
+            results: hits of a search at most. The same query to the same tool again in an episode shows the next ones.
             observation_words: words of each hit's text at most.
             observation_tokens: budget of an observation, by `count_tokens`.
             see_also: linked names of each hit at most.
@@ -173,6 +174,7 @@ class Episode:
         self.task = task
         self.question = task.query
         self.references = References()
+        self._shown: Counter[tuple[str, str]] = Counter()  # results of each tool and query so far
         self.turn = 0
         self.result: StepResult | None = None
         self._env = env
@@ -268,28 +270,37 @@ class Episode:
         return self._search(intent)
 
     def _search(self, search: Search) -> StepResult:
+        asked = search.tool, search.query
+        skipped = self._shown[asked]
         try:
-            hits = self._env.runner.run(search.tool, lambda: self._hits(search))
+            hits = self._env.runner.run(search.tool, lambda: self._hits(search, skipped))
         except ToolError as error:
             result = StepResult(
                 f"error: {search.tool} is not available", error=TOOL_FAILURE, tool=search.tool, query=search.query
             )
             return self._end(TOOL_FAILURE, replace(result, detail=str(error)))
-        text, shown = render_hits(search.query, hits, self.references, self._excluded_titles, self._env.layout)
+        text, shown = render_hits(
+            search.query, hits, self.references, self._excluded_titles, self._env.layout, skipped=skipped
+        )
+        self._shown[asked] += len(shown)
         return StepResult(text, tool=search.tool, query=search.query, shown=shown)
 
-    def _hits(self, search: Search) -> list[Document]:
-        """Documents found, best first. Runs on the tool's thread and changes nothing: the episode may have moved on."""
+    def _hits(self, search: Search, skipped: int) -> list[Document]:
+        """Documents found, best first, after the first `skipped`.
+
+        Runs on the tool's thread and changes nothing: the episode may have moved on.
+        """
         env = self._env
         # The excluded may fill the first places, so as many more are asked for.
-        hits = env.retrievers[search.tool].search(search.query, k=env.results + len(self._excluded))
+        hits = env.retrievers[search.tool].search(search.query, k=skipped + env.results + len(self._excluded))
         doc_ids = list(dict.fromkeys(hit.doc_id for hit in hits))
         unknown = [doc_id for doc_id in doc_ids if doc_id not in env.documents]
         if unknown:
             raise ValueError(
                 f"the index returned {unknown[0]!r}, which is no document of ours; build it from these documents"
             )
-        return [env.documents[doc_id] for doc_id in doc_ids if doc_id not in self._excluded][: env.results]
+        found = [env.documents[doc_id] for doc_id in doc_ids if doc_id not in self._excluded]
+        return found[skipped : skipped + env.results]
 
     def _end(self, status: str, result: StepResult) -> StepResult:
         reward, components = self._env.reward.score(status, result.ranking, self.task.relevance)

@@ -74,6 +74,16 @@ def test_the_same_query_to_another_tool_counts_as_much():
     assert references.scores == pytest.approx({"a": 1 / 6, "b": 2 / 7, "c": 1 / 6})
 
 
+def test_later_results_of_a_query_rank_below_its_first_ones():
+    a, b, c = (Document(name, "text", name) for name in "abc")
+    references = References()
+    render_hits("q", [a, b], references, (), layout())
+    text, _ = render_hits("q", [c], references, (), layout(), skipped=2)
+    assert text.endswith("\norder:1,2,3")
+    assert references.scores == pytest.approx({"a": 1 / 6, "b": 1 / 7, "c": 1 / 8})
+    assert render_hits("q", [], references, (), layout(), skipped=3) == ("no more results", ())
+
+
 def test_the_line_of_the_order_names_ten_and_keeps_within_the_budget():
     many = [Document(f"d{i}", "word", f"name{i}") for i in range(20)]
     for tokens in range(16, 40):

@@ -6,6 +6,7 @@ import threading
 import time
 import weakref
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -100,7 +101,30 @@ def test_references_last_through_the_episode_and_repeats_are_short():
     assert again.observation.split("\n")[1].startswith("[3] numpy.roots: About")
     full = make(results=2, short_repeats=False).start(TASK)
     full.step(search("polyval"))
-    assert full.step(search("polyval")).observation.startswith("[1] numpy.polyval: About")
+    assert full.step(search("roots polyval")).observation.startswith("[1] numpy.polyval: About")
+
+
+def test_the_same_query_again_shows_the_next_results_until_there_are_no_more():
+    tools = {"bm25_search": Listed(), "vector_search": Listed()}
+    env = make(tools, results=3, limits=Limits(max_turns=9))
+    ranked = [f"numpy.{name}" for name in sorted(NAMES, key="roots".__ne__)]
+    episode, seen = env.start(TASK), []
+    for _ in range(3):
+        seen += episode.step(search("roots")).shown
+    assert seen == ranked
+    assert episode.step(search("roots")).observation == "no more results"
+    other = search("roots").replace("bm25_search", "vector_search")
+    assert list(episode.step(other).shown) == ranked[:3]  # each tool for itself
+    assert list(env.start(TASK).step(search("roots")).shown) == ranked[:3]  # and each episode
+
+    episode = env.start(replace(TASK, excluded_ids=(ranked[0], ranked[4])))
+    seen = [*episode.step(search("roots")).shown, *episode.step(search("roots")).shown]
+    assert seen == [ranked[i] for i in (1, 2, 3, 5, 6, 7)]
+
+    narrow = make(results=8, observation_tokens=16).start(TASK)  # what did not fit comes next
+    first = narrow.step(search("roots")).shown
+    assert 0 < len(first) < 8
+    assert narrow.step(search("roots")).shown[0] == ranked[len(first)]
 
 
 @pytest.mark.parametrize(
