@@ -69,7 +69,7 @@ def config(scale: str) -> Experiment:
             scrambled=0.8,
             slips=0.2,
             lazy=0.12,
-            rambling=0.08,
-            overlong=0.08,
+            rambling=0.15,
+            overlong=0.15,
         ),
     )

@@ -429,11 +429,18 @@ class EvaluationConfig(Checked):
 
     group: ClassVar[str] = "evaluation"
     temperatures: tuple[float, ...] = field(default=(1.0, 0.5, 0.0), metadata=within(0, 2))
-    """Temperatures at which base and tuned agent are compared; 0 is greedy decoding."""
+    """Temperatures at which base and tuned agent are compared, each once; 0 is greedy decoding."""
     tasks: int = field(default=0, metadata=within(0))
     """Test tasks to use; 0 for all of them."""
     bootstrap_samples: int = field(default=10000, metadata=within(1))
     """Resamples behind each interval and each permutation p-value."""
+
+    def check(self) -> None:
+        """Temperatures are distinct."""
+        if len(set(self.temperatures)) < len(self.temperatures):
+            raise ValueError(
+                f"evaluation.temperatures: expected each once, got {self.temperatures}; leave the repeated ones out"
+            )
 
 
 @dataclass(frozen=True)

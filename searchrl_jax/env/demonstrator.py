@@ -5,8 +5,8 @@ drawn at random *given* the question: failures that depended on the question wou
 group, and a group without variance teaches nothing.
 
     good      searches with what the question quotes and the package that it names, then for the second quotation, or
-              for more of the same, and reads; where a page is to be read, searches for the names that the right one
-              points to; submits the order that the last observation ends with
+              once more for the first; where a page is to be read, searches for the names that the right one points to;
+              submits the order that the last observation ends with
     lazy      searches once and submits what came back, in its order
     rambling  asks the second tool the same again and again, until the turn limit
     overlong  pastes what it found into a query to the second tool until the token limit of the turn; it does not go in
@@ -17,8 +17,8 @@ wrong tokens are in the episode but not to be imitated; what follows them is. A 
 right repeats a wrong token until the turn's limit.
 
 The first search uses either tool, since which of them serves is for reinforcement learning to find out. Later ones that
-are flawed use the second tool, and good ones mostly the first: where both begin alike, the penalty of the one teaches
-not to search again at all.
+are flawed use the second tool, and good ones the first: where both begin alike, the penalty of the one teaches not to
+search again at all.
 """
 
 from collections.abc import Mapping, Sequence
@@ -137,22 +137,21 @@ class _Play:
         That order can be read off. The order of the judgements cannot, and a policy that imitates what it cannot know
         learns to submit references at random.
         """
-        metadata = self.task.metadata
-        tool, shown = self._first_search()
-        if "target_description" in metadata:
-            self._search(self.bm25, self._quoted(str(metadata["target_description"])))
+        shown = self._first_search()
+        if target := self._told("target_description"):
+            self._search(self.bm25, self._quoted(target))
         elif shown:
-            shown = [*shown, *self._search(tool, self._first_query())]
-            page = str(metadata.get("via", ""))
-            if page and not self._links(page):
-                page = next((doc_id for doc_id in shown if self._links(doc_id)), "")
-            if page:
-                self._search(self.bm25, self._links(page))
+            shown = [*shown, *self._search(self.bm25, self._first_query())]  # more, or the next ones
+            page = self.task.metadata.get("via")
+            if isinstance(page, str) and page in self.d.documents:
+                linked = next((doc_id for doc_id in (page, *shown) if self._links(doc_id)), None)
+                if linked is not None:
+                    self._search(self.bm25, self._links(linked))
         self._submit(self.episode.references.ranking[:10])
 
     def lazy(self) -> None:
         """Searches once and trusts the order that comes back."""
-        self._submit(self._first_search()[1])
+        self._submit(self._first_search()[:10])
 
     def ramble(self) -> None:
         """Asks the same, and the second tool for ever more of it, until no turn is left."""
@@ -195,13 +194,12 @@ class _Play:
             shown = self._slip(call, is_malformed=self.rng.random() < 0.5)
         return self._call(call) if self._may_search() else shown
 
-    def _first_search(self) -> tuple[str, list[str]]:
-        """A tool and the documents that it finds; where the first finds nothing, as a lexical one may, the other's."""
+    def _first_search(self) -> list[str]:
+        """Documents that either tool finds; the other is asked where the first finds nothing, as a lexical one may."""
+        shown: list[str] = []
         for tool in self._either():
-            shown = self._search(tool, self._first_query())
-            if shown:
-                break
-        return tool, shown
+            shown = shown or self._search(tool, self._first_query())
+        return shown
 
     def _may_search(self) -> bool:
         return not self.episode.done and self.episode.turn < self.d.env.limits.max_turns - 1
@@ -249,7 +247,8 @@ class _Play:
         call = submit_call([references.number(doc_id) for doc_id in doc_ids])
         if self._may_search() and self.rng.random() < self.d.slips / 2:
             self._slip(call, is_malformed=True)
-        self._call(call)
+        if not self.episode.done:
+            self._call(call)
 
     def _either(self) -> tuple[str, str]:
         """Both tools, in a random order."""
@@ -296,9 +295,13 @@ class _Play:
 
     def _first_query(self) -> str:
         """What the question quotes, and the package that it names, if it is one on the embedded corpus."""
-        metadata = self.task.metadata
-        quoted = self._quoted(str(metadata.get("description", self.task.query)))
-        return f"{quoted} {metadata['package']}".strip() if "package" in metadata else quoted
+        quoted = self._quoted(self._told("description") or self.task.query)
+        return f"{quoted} {self._told('package')}".strip()
+
+    def _told(self, name: str) -> str:
+        """The task's metadata under `name`, where the question says as much: what it doesn't say can't be copied."""
+        value = self.task.metadata.get(name)
+        return value if isinstance(value, str) and value in self.task.query else ""
 
     def _quoted(self, text: str) -> str:
         """The words of `text` up to the first that a query may not hold; so what is copied stands in one piece."""
@@ -306,7 +309,12 @@ class _Play:
         odd = [index for index, word in enumerate(words) if set(word) & ODD_CHARACTERS]
         start = odd[0] + 1 if odd[:1] == [0] else 0
         end = next((index for index in odd if index >= max(start, 2)), len(words))
-        return " ".join(words[start:end])
+        quoted = " ".join(words[start:end])
+        try:
+            self.d.dialect.render_call(search_call(self.bm25, quoted))
+        except ValueError:  # an odd word among the first two that looks like the end of a call
+            return " ".join(words[start : min(odd)]) if odd[0] > start else ""
+        return quoted
 
     def _search_call(self, tool: str, query: str) -> Call:
         """Names begin with a space, as in an observation; a quotation with none, as behind its quotation mark."""
@@ -317,8 +325,9 @@ class _Play:
         words = query.split()
         longest = max(self.d.env.retrievers, key=len)
         limit = self.d.env.limits.max_tokens_per_turn
-        while len(words) > 1 and len(self.d.dialect.render_call(search_call(longest, " ".join(words)))) > limit:
-            words.pop()
+        while words and len(self.d.dialect.render_call(search_call(longest, " ".join(words)))) > limit:
+            # One word alone may be a sentence, where a script has no spaces.
+            words[-1:] = [words[-1][: len(words[-1]) // 2]] if len(words) == 1 and len(words[0]) > 1 else []
         return " ".join(words)
 
     def _links(self, doc_id: str) -> str:

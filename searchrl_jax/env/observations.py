@@ -150,7 +150,7 @@ def render_hits(
 
 def title_of(document: Document) -> str:
     """The document's title on one line, or its id where it has none."""
-    return " ".join((document.title or document.doc_id).split())
+    return " ".join(document.title.split() or document.doc_id.split())
 
 
 def see_also_of(metadata: Mapping[str, object]) -> list[str]:

@@ -41,7 +41,7 @@ def titles_of(documents: Iterable[Document]) -> Titles:
     """The ids of the documents that an observation shows under a title; several where titles repeat."""
     titles: dict[str, list[str]] = {}
     for document in documents:
-        titles.setdefault(" ".join((document.title or document.doc_id).split()), []).append(document.doc_id)
+        titles.setdefault(" ".join(document.title.split() or document.doc_id.split()), []).append(document.doc_id)
     return titles
 
 

@@ -8,8 +8,8 @@ class DecoderConfig:
     """A Qwen3-shaped decoder: grouped-query attention with QK norm, rotary positions, SwiGLU, RMSNorm, tied embeddings.
 
     Args:
-        conv_width: taps of the causal depthwise convolution on what keys are made of; 0 for none, as in imported
-            checkpoints. A small decoder trained from nothing needs one to learn to copy a name.
+        conv_width: taps of the causal depthwise convolutions on what queries and keys are made of; 0 for none, as in
+            imported checkpoints. A small decoder trained from nothing needs one to learn to copy a name.
     """
 
     vocab_size: int

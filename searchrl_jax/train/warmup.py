@@ -144,13 +144,15 @@ class DemonstrationStream:
         shape = self.shapes[0]
         free = [[shape.length, shape.actions] for _ in range(shape.rows)]
         samples: list[Sample] = []
-        while True:
+        large = 0
+        while large < shape.rows:  # a batch of large ones alone would never be full
             left = [list(row) for row in free]  # a demonstration goes in as a whole
             demonstration = self.demonstration(self.next)
             for sample in demonstration:
                 length, actions = len(sample.token_ids), int(sample.is_action.sum())
                 fitting = [row for row in left if length <= row[0] and actions <= row[1]]
                 is_large = length > shape.length or actions > shape.actions
+                large += is_large
                 if not fitting and not is_large and samples:
                     return pack(samples, self.shapes)
                 if fitting:
@@ -159,3 +161,4 @@ class DemonstrationStream:
             free = left
             samples += demonstration
             self.next += 1
+        return pack(samples, self.shapes)

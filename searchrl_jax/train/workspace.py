@@ -1,8 +1,10 @@
 """Everything that a run stands on and that no training changes: documents, tasks, tools, tokenizer, environment."""
 
+import hashlib
+import json
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from searchrl_jax.config.schema import Experiment
@@ -55,6 +57,7 @@ def build_workspace(
                 f"{data.tasks or data.corpus}: expected tasks of all three splits, got none for {split}; add tasks, or "
                 'give rows a field "split" of train, validation or test'
             )
+    _claim_data(workdir / "data.json", documents, tasks)
     retrievers = {
         # Unstemmed: in reference pages an inflected word is often a name.
         "bm25": build_index(documents, "bm25", stemmer=data.bm25_stemmer or None),
@@ -111,3 +114,27 @@ def build_workspace(
             conv_width=model.conv_width,
         ),
     )
+
+
+def _claim_data(path: Path, documents: Sequence[Document], tasks: Mapping[str, Sequence[Task]]) -> None:
+    """Writes digests of the data to `path`, or checks that they are those of the run that is there.
+
+    Raises:
+        ValueError: the run began with other documents or tasks, so that what it has measured is no longer comparable.
+    """
+    parts = {"documents": list(documents), **{f"{split} tasks": list(found) for split, found in sorted(tasks.items())}}
+    digests = {
+        name: hashlib.sha256(json.dumps([asdict(row) for row in rows], sort_keys=True).encode()).hexdigest()
+        for name, rows in parts.items()
+    }
+    if path.exists():
+        began_with = json.loads(path.read_text())
+        changed = [name for name in digests if began_with.get(name) != digests[name]]
+        if changed:
+            raise ValueError(
+                f"workdir {path.parent}: its run began with other {', '.join(changed)} (reference pages change "
+                "with the installed packages); restore them to go on with it, or give another --workdir to begin anew"
+            )
+    partial = path.with_suffix(".partial")
+    partial.write_text(json.dumps(digests, indent=2) + "\n")
+    os.replace(partial, path)

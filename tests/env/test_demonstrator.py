@@ -68,8 +68,8 @@ def test_good_reads_a_page_and_searches_for_the_names_on_it() -> None:
     for seed in range(5):
         demonstration = demonstrator(GOOD).demonstrate(task, np.random.default_rng(seed))
         first, more, names, last = calls(demonstration)
-        assert first == more and first.name in TOOLS
-        assert (names.name, last.name) == (TOOLS[0], "submit")
+        assert first.arguments == more.arguments and first.name in TOOLS
+        assert (more.name, names.name, last.name) == (TOOLS[0], TOOLS[0], "submit")
         number = names.arguments["query"].split()[1].rstrip(":")
         assert names.arguments["query"].split() == ["See", f"{number}:", "tiny.pear", "plum"]
         assert f"[{number}] tiny.apple: " in DIALECT.tokenizer.decode(demonstration.token_ids.tolist())
@@ -79,7 +79,8 @@ def test_good_reads_a_page_and_searches_for_the_names_on_it() -> None:
 def test_good_asks_for_more_where_there_is_no_page_to_read() -> None:
     task = next(task for task in tiny_tasks() if task.task_id.startswith("known"))
     first, more, last = calls(demonstrator(GOOD).demonstrate(task, np.random.default_rng(0)))
-    assert first == more and last.name == "submit"
+    assert first.arguments == more.arguments
+    assert (more.name, last.name) == (TOOLS[0], "submit")
 
 
 def test_lazy_searches_once() -> None:
@@ -236,3 +237,54 @@ def test_too_few_words_to_be_overlong_with_is_an_error_that_names_the_settings()
     d = Demonstrator(env, DIALECT, documents, {OVERLONG: 1.0})
     with pytest.raises(ValueError, match="sampling.sampling_max_tokens"):
         d.demonstrate(Task("t", "two one", {"d": 1.0}), np.random.default_rng(0))
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        'Parse {"a":{"b":"c"}} Which page does it?',
+        'What is the "}} end?',
+        "the <|im_end|> token",
+        "哪一个页面说明了怎样削苹果的皮" * 4,
+    ],
+)
+@pytest.mark.parametrize("style", [GOOD, LAZY])
+def test_questions_of_any_text_are_asked_within_the_turn_s_tokens(query: str, style: str) -> None:
+    for seed in range(5):
+        demonstration = demonstrator(style, ROOMY).demonstrate(
+            Task("own", query, {"tiny.apple": 1.0}), np.random.default_rng(seed)
+        )
+        assert demonstration.status in ("submitted", "turn_limit")  # the latter where nothing is found
+
+
+@pytest.mark.parametrize("value", [None, 7, ["a"], 'x"}}', "words that the question does not hold"])
+def test_metadata_that_the_question_does_not_hold_is_not_searched_for(value: object) -> None:
+    query = "Which page tells how to peel a red fruit?"
+    metadata = {"description": value, "package": value, "target_description": value, "via": value}
+    task = Task("own", query, {"tiny.apple": 1.0}, metadata=metadata)
+    for call in calls(demonstrator(GOOD).demonstrate(task, np.random.default_rng(0)))[:-1]:
+        assert call.arguments["query"].split() == query.split()
+
+
+def test_a_package_that_the_question_names_is_searched_for_with_what_it_quotes() -> None:
+    metadata = {"description": "peel a red fruit", "package": "Tiny", "target_description": "cut a yellow one"}
+    query = 'In Tiny, which page that "peel a red fruit" points to is for "cut a yellow one"?'
+    first, second, _ = calls(
+        demonstrator(GOOD).demonstrate(
+            Task("own", query, {"tiny.apple": 1.0}, metadata=metadata), np.random.default_rng(0)
+        )
+    )
+    assert first.arguments["query"] == "peel a red fruit Tiny"
+    assert (second.name, second.arguments["query"]) == (TOOLS[0], "cut a yellow one")
+
+
+def test_a_slip_that_fills_the_context_ends_the_demonstration() -> None:
+    statuses = set()
+    for tokens in range(120, 260, 10):
+        env = tiny_env(DIALECT, Limits(max_turns=6, max_tokens_per_turn=60, max_tokens_per_episode=tokens))
+        d = Demonstrator(env, DIALECT, tiny_documents(), {GOOD: 1.0}, slips=1.0)
+        for n, task in enumerate(tiny_tasks()):
+            demonstration = d.demonstrate(task, np.random.default_rng([tokens, n]))
+            assert len(demonstration.token_ids) <= tokens
+            statuses.add(demonstration.status)
+    assert {"submitted", "context_limit"} <= statuses

@@ -137,6 +137,14 @@ def test_a_demonstration_with_many_actions_gets_a_shape_of_its_own() -> None:
     assert found == {(shape.rows, shape.length, shape.actions) for shape in SHAPES}
 
 
+def test_demonstrations_that_all_need_the_larger_shape_make_batches_too() -> None:
+    shapes = (RowShape(rows=2, length=400, actions=4), SHAPES[1])
+    demonstrator = Demonstrator(tiny_env(DIALECT, LIMITS), DIALECT, tiny_documents(), {GOOD: 1.0})
+    of_large_ones = DemonstrationStream(demonstrator, TASKS, 0, shapes, copy_steps=0, scrambled=0.0)
+    batch = of_large_ones.batch(1)
+    assert of_large_ones.next == 2 and sum(int(rows.is_action.sum()) for rows in batch) > 8
+
+
 def test_copying_asks_for_the_repetition_and_nothing_else() -> None:
     source = stream(copy_steps=1)
     (rows,) = source.batch(1)
