@@ -122,7 +122,8 @@ def _claim_data(path: Path, documents: Sequence[Document], tasks: Mapping[str, S
     Raises:
         ValueError: the run began with other documents or tasks, so that what it has measured is no longer comparable.
     """
-    parts = {"documents": list(documents), **{f"{split} tasks": list(found) for split, found in sorted(tasks.items())}}
+    parts: dict[str, Sequence[Document] | Sequence[Task]] = {"documents": documents}
+    parts |= {f"{split} tasks": found for split, found in sorted(tasks.items())}
     digests = {
         name: hashlib.sha256(json.dumps([asdict(row) for row in rows], sort_keys=True).encode()).hexdigest()
         for name, rows in parts.items()
