@@ -60,8 +60,8 @@ class Demonstration:
 class Demonstrator:
     """Plays training tasks of `env`.
 
-    Tasks with the metadata of the embedded corpus (`description`, `via`, `target_description`) are played hop by hop;
-    any other task as a known item, searched with the words of its question.
+    Tasks with the metadata of the embedded corpus (`description`, `package`, `via`, `target_description`) are played
+    hop by hop; any other task as a known item, searched with the words of its question.
     """
 
     def __init__(
@@ -313,7 +313,7 @@ class _Play:
         try:
             self.d.dialect.render_call(search_call(self.bm25, quoted))
         except ValueError:  # an odd word among the first two that looks like the end of a call
-            return " ".join(words[start : min(odd)]) if odd[0] > start else ""
+            return " ".join(words[start : odd[0]]) if odd and odd[0] > start else ""
         return quoted
 
     def _search_call(self, tool: str, query: str) -> Call:

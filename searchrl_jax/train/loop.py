@@ -2,6 +2,7 @@
 
 import contextlib
 import fcntl
+import functools
 import json
 import os
 import time
@@ -13,7 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from searchrl_jax.config.overlays import differences, to_json
+from searchrl_jax.config.overlays import to_json
 from searchrl_jax.config.schema import RESUMABLE_CHANGES, Experiment, mixing_weights
 from searchrl_jax.core.random import named_key
 from searchrl_jax.data.schema import Task
@@ -34,6 +35,7 @@ from searchrl_jax.rollout.engine import Engine, Sampling, Shapes
 from searchrl_jax.rollout.source import GroupSource, Plan, SynchronousSource
 from searchrl_jax.rollout.trajectory import Trajectory
 from searchrl_jax.train.checkpoint import Checkpointer
+from searchrl_jax.train.claims import Difference, claim
 from searchrl_jax.train.finish import compare_and_report
 from searchrl_jax.train.interrupt import Interrupted, StopSignal
 from searchrl_jax.train.learn import batch_of
@@ -69,7 +71,8 @@ def run(
             workdir.mkdir(parents=True, exist_ok=True)
             stack.enter_context(_only_process(workdir))
             stop = stack.enter_context(StopSignal(experiment.time_limit_hours))
-            _claim(workdir, experiment)
+            refusal = functools.partial(_other_configuration, workdir)
+            claim(workdir / "config.json", to_json(experiment), refusal, ignore=RESUMABLE_CHANGES)
             job = _Run(experiment, workdir, stop, wrap_tool)
             stack.callback(job.close)
         except (ValueError, OSError) as error:
@@ -433,22 +436,9 @@ def _only_process(workdir: Path) -> Iterator[None]:
         yield
 
 
-def _claim(workdir: Path, experiment: Experiment) -> None:
-    """Writes `config.json`, or checks that the one that is there is of the same run.
-
-    Raises:
-        ValueError: it is of another configuration.
-    """
-    path = workdir / "config.json"
-    wanted = to_json(experiment)
-    if path.exists():
-        found = differences(json.loads(path.read_text()), wanted, ignore=RESUMABLE_CHANGES)
-        if found:
-            named = "; ".join(f"{name} is {old!r} there and {new!r} here" for name, old, new in found)
-            raise ValueError(
-                f"workdir {workdir} holds a run of another configuration: {named}; "
-                "give the same settings to go on with it, or another --workdir to begin anew"
-            )
-    partial = path.with_suffix(".partial")
-    partial.write_text(json.dumps(wanted, indent=2) + "\n")
-    os.replace(partial, path)
+def _other_configuration(workdir: Path, found: list[Difference]) -> str:
+    named = "; ".join(f"{name} is {old!r} there and {new!r} here" for name, old, new in found)
+    return (
+        f"workdir {workdir} holds a run of another configuration: {named}; "
+        "give the same settings to go on with it, or another --workdir to begin anew"
+    )

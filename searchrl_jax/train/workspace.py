@@ -16,6 +16,7 @@ from searchrl_jax.models.config import DecoderConfig
 from searchrl_jax.retrieval import Retriever, build_index
 from searchrl_jax.text.hermes import HermesDialect, call_scaffolds
 from searchrl_jax.text.tokenizer import Tokenizer, train_tokenizer
+from searchrl_jax.train.claims import claim
 
 
 @dataclass(frozen=True)
@@ -128,14 +129,11 @@ def _claim_data(path: Path, documents: Sequence[Document], tasks: Mapping[str, S
         name: hashlib.sha256(json.dumps([asdict(row) for row in rows], sort_keys=True).encode()).hexdigest()
         for name, rows in parts.items()
     }
-    if path.exists():
-        began_with = json.loads(path.read_text())
-        changed = [name for name in digests if began_with.get(name) != digests[name]]
-        if changed:
-            raise ValueError(
-                f"workdir {path.parent}: its run began with other {', '.join(changed)} (reference pages change "
-                "with the installed packages); restore them to go on with it, or give another --workdir to begin anew"
-            )
-    partial = path.with_suffix(".partial")
-    partial.write_text(json.dumps(digests, indent=2) + "\n")
-    os.replace(partial, path)
+    claim(
+        path,
+        digests,
+        lambda found: (
+            f"workdir {path.parent}: its run began with other {', '.join(name for name, *_ in found)} (reference pages "
+            "change with the installed packages); restore them to go on, or give another --workdir to begin anew"
+        ),
+    )

@@ -2,7 +2,6 @@
 
 import functools
 import typing
-from collections.abc import Iterator
 
 import jax
 import jax.numpy as jnp
@@ -24,13 +23,7 @@ POSITIONS = np.array([[0, 1, 2, 3, 4, 5], [0, 1, 2, 0, 1, 2]])
 SEGMENTS = np.array([[1, 1, 1, 1, 0, 0], [1, 1, 1, 2, 2, 2]])
 
 
-@pytest.fixture(autouse=True, scope="module")
-def quick_compilation() -> Iterator[None]:
-    """Compiling is nearly all that so small a model does. Nothing is fused, so adding 0 changes no bit."""
-    before = jax.config.values["jax_disable_most_optimizations"]
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", before)
+pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 
 @jax.jit

@@ -24,13 +24,7 @@ CHANGES = {
 }
 
 
-@pytest.fixture(autouse=True)
-def quick_compilation():
-    """Compiling is nearly all that so small a run does."""
-    before = jax.config.values["jax_disable_most_optimizations"]
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", before)
+pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 
 def experiment(settings: dict[str, Any], workdir: Path, **changes: Any) -> Experiment:

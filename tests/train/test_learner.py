@@ -1,7 +1,6 @@
 """The learner: every method with every loss, the value model, reference and proximal policies, on a tiny decoder."""
 
 import functools
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,13 +28,7 @@ PAGE = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
 MEMBERS = [(1.0, (3, 2)), (0.0, (1,)), (0.25, (2, 2, 2)), (0.0, (6,)), (0.5, (1, 4)), (None, (2,))]
 
 
-@pytest.fixture(autouse=True, scope="module")
-def quick_compilation() -> Iterator[None]:
-    """Compiling is nearly all that so small a model does."""
-    before = jax.config.values["jax_disable_most_optimizations"]
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", before)
+pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 
 def experiment(**settings: Any) -> Experiment:

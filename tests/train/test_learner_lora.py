@@ -1,6 +1,5 @@
 """Reinforcement learning of adapters: the base stands still, and nothing depends on the layout of the rows."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -29,13 +28,7 @@ BASE = tiny_params(MODEL, jax.random.key(0))
 SHAPE = RowShape(2, 40, 26)
 
 
-@pytest.fixture(autouse=True, scope="module")
-def quick_compilation() -> Iterator[None]:
-    """Compiling is nearly all that so small a model does."""
-    before = jax.config.values["jax_disable_most_optimizations"]
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", before)
+pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 
 def learner_with(**changes: Any) -> Learner:

@@ -3,11 +3,9 @@
 import json
 import math
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import jax
 import pytest
 
 from searchrl_jax.config.overlays import to_json, with_overrides
@@ -21,13 +19,7 @@ METRICS = {"ndcg@10", "ndcg@10_completed", "failure_rate", "malformed_rate", "tu
 SLICES = {"known_item", "bridge"}
 
 
-@pytest.fixture(autouse=True)
-def quick_compilation() -> Iterator[None]:
-    """Compiling is nearly all that so small a run does."""
-    before = jax.config.values["jax_disable_most_optimizations"]
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", before)
+pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 
 def documented_names(experiment: Experiment) -> tuple[set[str], set[str]]:

@@ -1,7 +1,6 @@
 """The whole job with adapters: what its checkpoints hold, that it goes on bit for bit, and what it plays at the end."""
 
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,13 +29,7 @@ CHANGES = {
 }
 
 
-@pytest.fixture(autouse=True)
-def quick_compilation() -> Iterator[None]:
-    """Compiling is nearly all that so small a run does."""
-    before = jax.config.values["jax_disable_most_optimizations"]
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", before)
+pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 
 @pytest.mark.slow

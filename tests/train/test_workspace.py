@@ -20,3 +20,6 @@ def test_a_run_goes_on_with_the_data_that_it_began_with_alone(tmp_path: Path) ->
     with pytest.raises(ValueError, match="run began with other documents, train tasks"):
         _claim_data(path, [replace(documents[0], text="new"), *documents[1:]], splits | {"train": tasks[:1]})
     _claim_data(path, documents, splits)
+    path.write_text("{")
+    with pytest.raises(ValueError, match="data.json: expected what a run wrote there"):
+        _claim_data(path, documents, splits)

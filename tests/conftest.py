@@ -1,4 +1,4 @@
-"""A run that is over in seconds: somebody's own documents and tasks, and settings as small as they can be."""
+"""A run that is over in seconds, of somebody's own documents and tasks; and quick compilation."""
 
 import importlib.util
 import json
@@ -6,11 +6,12 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import jax
 import pytest
 
 from searchrl_jax.testing.tiny import tiny_documents, tiny_tasks
 
-LAUNCH = Path(__file__).resolve().parents[2] / "launch" / "tpu.py"
+LAUNCH = Path(__file__).resolve().parents[1] / "launch" / "tpu.py"
 
 SETTINGS: dict[str, Any] = {
     "data.vector_index": "exact",
@@ -98,3 +99,12 @@ def launch() -> Callable[[list[str]], int]:
     spec.loader.exec_module(module)
     main: Callable[[list[str]], int] = module.main
     return main
+
+
+@pytest.fixture(scope="module")
+def quick_compilation() -> Iterator[None]:
+    """Compiling is nearly all that so small a model does. Nothing is fused either, so adding 0 changes no bit."""
+    before = jax.config.values["jax_disable_most_optimizations"]
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", before)
