@@ -4,7 +4,7 @@ It plays real episodes of the environment on training tasks, knows their judgeme
 drawn at random *given* the question: failures that depended on the question would be the same in all rollouts of a
 group, and a group without variance teaches nothing.
 
-    good      searches with what the question quotes and the package that it names, then for the second quotation, or
+    good      searches with what the question quotes and the package that it names, then so for the second quotation, or
               once more for the first; where a page is to be read, searches for the names that the right one points to;
               submits the order that the last observation ends with
     lazy      searches once and submits what came back, in its order
@@ -13,8 +13,9 @@ group, and a group without variance teaches nothing.
               circles, since demonstrations that do teach loops that reinforcement learning hardly unlearns
 
 A call may *slip*: it breaks off with a few wrong tokens, is closed (or left malformed), and then written again. The
-wrong tokens are in the episode but not to be imitated; what follows them is. A policy that has only ever read what is
-right repeats a wrong token until the turn's limit.
+wrong tokens are in the episode but not to be imitated; what follows them is. A malformed call may come again as it was.
+A policy that has only ever read what is right repeats a wrong token until the turn's limit, and a wrong call until no
+turn is left.
 
 The first search uses either tool, since which of them serves is for reinforcement learning to find out. Later ones that
 are flawed use the second tool, and good ones the first: where both begin alike, the penalty of the one teaches not to
@@ -138,10 +139,10 @@ class _Play:
         learns to submit references at random.
         """
         shown = self._first_search()
-        if target := self._told("target_description"):
-            self._search(self.bm25, self._quoted(target))
+        if self._told("target_description"):
+            self._search(self.bm25, self._query("target_description"))
         elif shown:
-            shown = [*shown, *self._search(self.bm25, self._first_query())]  # more, or the next ones
+            shown = [*shown, *self._search(self.bm25, self._query("description"))]  # more, or the next ones
             page = self.task.metadata.get("via")
             if isinstance(page, str) and page in self.d.documents:
                 linked = next((doc_id for doc_id in (page, *shown) if self._links(doc_id)), None)
@@ -157,7 +158,7 @@ class _Play:
         """Asks the same, and the second tool for ever more of it, until no turn is left."""
         tool = self._either()[0]
         while not self.episode.done:
-            self._call(self._search_call(tool, self._cut(self._first_query())))
+            self._call(self._search_call(tool, self._cut(self._query("description"))))
             tool = self.second
 
     def overlong(self) -> None:
@@ -166,7 +167,7 @@ class _Play:
         What it pastes can be copied. Words out of nowhere would be the larger part of the loss, and teach the policy to
         put probability on all of the vocabulary.
         """
-        self._search(self._either()[0], self._first_query())
+        self._search(self._either()[0], self._query("description"))
         if self.episode.done:
             return
         limit = self.d.env.limits.max_tokens_per_turn
@@ -198,7 +199,7 @@ class _Play:
         """Documents that either tool finds; the other is asked where the first finds nothing, as a lexical one may."""
         shown: list[str] = []
         for tool in self._either():
-            shown = shown or self._search(tool, self._first_query())
+            shown = shown or self._search(tool, self._query("description"))
         return shown
 
     def _may_search(self) -> bool:
@@ -234,6 +235,10 @@ class _Play:
         shown = self._call(slipped, written)
         imitated_from = first + (len(written) - begin if is_malformed else len(wrong))
         self.is_imitated[first:imitated_from] = [False] * (imitated_from - first)
+        while is_malformed and self._may_search() and rng.random() < 0.5:
+            first = len(self.token_ids)
+            self._call(slipped, written)
+            self.is_imitated[first : first + len(written)] = [False] * len(written)
         return shown
 
     def _submit(self, doc_ids: Sequence[str]) -> None:
@@ -293,9 +298,13 @@ class _Play:
 
     # ---------------------------------------------------------------- choices
 
-    def _first_query(self) -> str:
-        """What the question quotes, and the package that it names, if it is one on the embedded corpus."""
-        quoted = self._quoted(self._told("description") or self.task.query)
+    def _query(self, told: str) -> str:
+        """What the question quotes, and the package that it names, if it is one on the embedded corpus.
+
+        Args:
+            told: the metadata that holds the quotation; the whole question is taken where it has none.
+        """
+        quoted = self._quoted(self._told(told) or self.task.query)
         return f"{quoted} {self._told('package')}".strip()
 
     def _told(self, name: str) -> str:

@@ -60,11 +60,15 @@ class BM25Index:
         b: float = 0.75,
         stemmer: str | None = "english",
         stopwords: Sequence[str] | str | None = "english",
+        lead_weight: int = 0,
+        lead_words: int = 12,
     ) -> "BM25Index":
         """Index the title and text of `documents`.
 
-        With tf the count of a term in a document, and n the number of the N documents that hold it,
+        With tf the weighted count of a term in a document, |d| the sum of its tf, and n the number of the N documents
+        that hold the term,
 
+            tf          = count in title and text + lead_weight * count in the first lead_words words of the text
             score(q, d) = sum over terms t of q of idf(t) * tf / (tf + k1 * (1 - b + b * |d| / mean |d|))
             idf(t)      = ln(1 + (N - n + 0.5) / (n + 0.5))
 
@@ -73,21 +77,36 @@ class BM25Index:
             b: how much long documents are held back; in [0, 1].
             stemmer: a Snowball algorithm, or None to compare words as they are.
             stopwords: "english", your own list, or None.
+            lead_weight: how many times more the beginning of a text counts, where documents begin with what they are
+                about; 0 for plain BM25.
+            lead_words: how many words of a text are its beginning.
 
         Raises:
             ValueError: a bad document or option.
 
         Source:
             Robertson and Zaragoza 2009, "The probabilistic relevance framework"; the variant is Lucene's, as in
-            Kamphuis et al. 2020 (table 1) and Lù 2024, arXiv:2407.03618.
+            Kamphuis et al. 2020 (table 1) and Lù 2024, arXiv:2407.03618. Weighted counts: Robertson, Zaragoza and
+            Taylor 2004, "Simple BM25 extension to multiple weighted fields".
         """
         for name, value, highest in (("k1", k1, math.inf), ("b", b, 1.0)):
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= highest:
                 raise ValueError(f"{name} must be a number from 0 to {highest}, got {value!r}")
+        for name, count in (("lead_weight", lead_weight), ("lead_words", lead_words)):
+            if isinstance(count, bool) or not isinstance(count, int) or count < 0:
+                raise ValueError(f"{name} must be an integer from 0 on, got {count!r}")
         analyzer = Analyzer(stemmer, _stopword_list(stopwords))
+        documents = list(documents)
         collection, texts = read_collection(documents)
+        leads = (" ".join(document.text.split()[:lead_words]) for document in documents)
         vocabulary: dict[str, int] = {}
-        term_ids = [[vocabulary.setdefault(term, len(vocabulary)) for term in analyzer.terms(text)] for text in texts]
+        term_ids = [
+            [
+                vocabulary.setdefault(term, len(vocabulary))
+                for term in [*analyzer.terms(text), *lead_weight * analyzer.terms(lead)]
+            ]
+            for text, lead in zip(texts, leads, strict=True)
+        ]
         matrix = None
         if vocabulary:
             matrix = bm25s.BM25(k1=k1, b=b, method="lucene", backend="numpy", csc_backend="numpy")

@@ -33,23 +33,27 @@ def make_warmup_optimizer(config: WarmupConfig) -> optax.GradientTransformation:
     return optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(schedule, b2=0.98, weight_decay=0.01))
 
 
+LAYOUT = f"[1]: {LINKS_WORD} 1:\norder:1,"  # what an observation puts around the words of documents
+
+
 class Scrambler:
     """Gives an episode's words other pieces, the same everywhere in it: invented names, true structure.
 
     Demonstrations repeat the same few thousand names and sentences, which a decoder learns by heart sooner than it
-    learns to copy; a scrambled one can only be foretold by copying. Control tokens, scaffolds, digits, punctuation and
-    the word that introduces links keep their places. A piece with a leading space stays one.
+    learns to copy; a scrambled one can only be foretold by copying. Control tokens, scaffolds, digits, parts
+    of characters and the layout keep their places. A word stays a word, and a piece with a leading space stays one.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         fixed = {*tokenizer.control_ids.values(), *tokenizer.header_ids.values(), *tokenizer.scaffold_ids.values()}
-        fixed.update(tokenizer.encode(LINKS_WORD))
-        pieces = [tokenizer.decode([id_]) for id_ in range(tokenizer.vocab_size)]
-        words = [i for i, piece in enumerate(pieces) if i not in fixed and any(map(str.isalpha, piece))]
-        self._classes = [
-            np.array([i for i in words if pieces[i].startswith(" ")], np.int32),
-            np.array([i for i in words if not pieces[i].startswith(" ")], np.int32),
-        ]
+        fixed.update(tokenizer.encode(LAYOUT))
+        classes: dict[tuple[bool, bool], list[int]] = {}
+        for id_ in range(tokenizer.vocab_size):
+            piece = tokenizer.decode([id_])
+            is_text = piece.isprintable() and "\ufffd" not in piece and not any(map(str.isdigit, piece))
+            if id_ not in fixed and is_text and piece.strip():
+                classes.setdefault((piece.startswith(" "), any(map(str.isalpha, piece))), []).append(id_)
+        self._classes = [np.array(members, np.int32) for members in classes.values()]
         self._identity = np.arange(tokenizer.vocab_size, dtype=np.int32)
 
     def __call__(

@@ -61,7 +61,7 @@ def build_workspace(
     _claim_data(workdir / "data.json", documents, tasks)
     retrievers = {
         # Unstemmed: in reference pages an inflected word is often a name.
-        "bm25": build_index(documents, "bm25", stemmer=data.bm25_stemmer or None),
+        "bm25": build_index(documents, "bm25", stemmer=data.bm25_stemmer or None, lead_weight=data.bm25_lead_weight),
         "vector": build_index(documents, "vector", encoder="wordllama", index=data.vector_index),
     }
     tools = {f"{name}_search": wrap_tool(retriever) for name, retriever in retrievers.items()}

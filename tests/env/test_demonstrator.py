@@ -112,15 +112,16 @@ def test_overlong_fills_its_turn_with_what_it_has_read() -> None:
 
 
 def test_a_slip_is_written_again_and_not_imitated() -> None:
-    d = Demonstrator(tiny_env(DIALECT, ROOMY), DIALECT, tiny_documents(), {GOOD: 1.0}, slips=1.0)
-    opened, closed, malformed = 0, 0, 0
+    limits = Limits(max_turns=20, max_tokens_per_turn=60, max_tokens_per_episode=2000)
+    d = Demonstrator(tiny_env(DIALECT, limits), DIALECT, tiny_documents(), {GOOD: 1.0}, slips=1.0)
+    opened, closed, malformed, again = 0, 0, 0, 0
     for number, task in enumerate(tiny_tasks()):
         for seed in range(3):
             demonstration = d.demonstrate(task, np.random.default_rng([number, seed]))
             assert demonstration.status == "submitted"
             is_wrong = demonstration.is_action & ~demonstration.is_imitated
             assert not (demonstration.is_imitated & ~demonstration.is_action).any()
-            begin = 0
+            begin, before = 0, []
             for ids in actions(demonstration):
                 begin = next(
                     i for i in range(begin, len(is_wrong)) if demonstration.token_ids[i : i + len(ids)].tolist() == ids
@@ -130,12 +131,14 @@ def test_a_slip_is_written_again_and_not_imitated() -> None:
                 if isinstance(call, Malformed):  # all of it from the first wrong token on
                     assert wrong[-1] and wrong[wrong.argmax() :].all()
                     malformed += 1
+                    again += ids == before
                 elif wrong.any():
                     assert wrong.sum() <= 6 and not wrong[-1]
                     closed += 1
+                before = ids
             assert not is_wrong[begin - len(ids) : begin].any()  # the last call is right
             opened += 1
-    assert closed > opened / 2 and malformed > opened / 2
+    assert closed > opened / 2 and malformed > opened / 2 and again > malformed / 5
     for demonstration in played(GOOD):
         np.testing.assert_array_equal(demonstration.is_imitated, demonstration.is_action)
 
@@ -275,7 +278,7 @@ def test_a_package_that_the_question_names_is_searched_for_with_what_it_quotes()
         )
     )
     assert first.arguments["query"] == "peel a red fruit Tiny"
-    assert (second.name, second.arguments["query"]) == (TOOLS[0], "cut a yellow one")
+    assert (second.name, second.arguments["query"]) == (TOOLS[0], "cut a yellow one Tiny")
 
 
 def test_a_slip_that_fills_the_context_ends_the_demonstration() -> None:

@@ -15,6 +15,7 @@ import pytest
 from searchrl_jax.data.schema import Document
 from searchrl_jax.retrieval import build_index, load_index
 from searchrl_jax.retrieval.analysis import ENGLISH_STOPWORDS, Analyzer
+from searchrl_jax.retrieval.bm25 import BM25Index
 
 WORDS = [
     "matrix",
@@ -192,3 +193,19 @@ def test_bad_searches_are_refused(query: str, k: int, message: str) -> None:
         build_index(corpus(3)).search(query, k)
     with pytest.raises(ValueError, match="one string"):
         build_index(corpus(3)).search_many("norm")
+
+
+def test_a_weighted_lead_counts_as_often_as_if_it_were_repeated() -> None:
+    texts = {"a": "red fruit of a tree " + "blue " * 9, "b": "blue water " + "red fruit " * 4, "c": "a tree"}
+    plain = [Document(doc_id, text, doc_id) for doc_id, text in texts.items()]
+    repeated = [Document(d.doc_id, d.text + (" " + " ".join(d.text.split()[:2])) * 3, d.title) for d in plain]
+    weighted = BM25Index.build(plain, lead_weight=3, lead_words=2)
+    for query in ("red fruit", "blue tree", "water"):
+        assert weighted.search(query) == BM25Index.build(repeated).search(query)
+    assert weighted.search("red fruit")[0].doc_id == "a" != BM25Index.build(plain).search("red fruit")[0].doc_id
+
+
+@pytest.mark.parametrize("option", [{"lead_weight": -1}, {"lead_weight": 1.5}, {"lead_words": True}])
+def test_bad_leads_are_refused(option: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="must be an integer from 0 on"):
+        BM25Index.build([], **option)
