@@ -500,7 +500,13 @@ class Experiment(Checked):
     mesh: MeshConfig = field(default_factory=MeshConfig)
 
     def check(self) -> None:
-        """A batch is filled up by playing on, which rollouts that run ahead do not wait for."""
+        """A group has rollouts to compare. A batch is filled up by playing on, which those ahead do not wait for."""
+        method = self.rl.advantage_method
+        if self.batch.group_size == 1 and method not in ("monte_carlo", "reinforce_pp", "gae"):
+            raise ValueError(
+                f"batch.group_size: expected at least 2 with rl.advantage_method={method}, which learns from how the "
+                "rollouts of one task differ, got 1; raise it, or choose monte_carlo, reinforce_pp or gae"
+            )
         bound = self.rollout.max_steps_off_policy
         if self.rl.refill_groups and bound:
             raise ValueError(

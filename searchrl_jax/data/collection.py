@@ -115,6 +115,8 @@ def _rows(path: Path) -> Iterator[_Row]:
                 fields = json.loads(line, object_pairs_hook=_without_repeats)
             except json.JSONDecodeError as error:
                 raise ValueError(f"{path}, line {number}: not JSON ({error.msg} at column {error.colno})") from None
+            except RecursionError:
+                raise ValueError(f"{path}, line {number}: nested too deep; expected a flat JSON object") from None
             except ValueError as error:
                 raise ValueError(f"{path}, line {number}: {error}") from None
             if not isinstance(fields, dict):

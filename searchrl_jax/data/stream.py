@@ -81,7 +81,10 @@ class TaskStream:
         }
         self._size = sum(len(pool.names) for pool in self._pools.values())
         if self._size < batch_size:
-            raise ValueError(f"{self._size} tasks don't fill one batch of {batch_size}; lower batch_size or add tasks")
+            raise ValueError(
+                f"{self._size} tasks don't fill one batch of {batch_size}; "
+                "lower batch.global_batch_size or add training tasks"
+            )
         self._batch_size = batch_size
         self._seed = seed
         self._curriculum = curriculum

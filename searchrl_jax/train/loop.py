@@ -34,7 +34,7 @@ from searchrl_jax.rollout.collect import Player
 from searchrl_jax.rollout.engine import Engine, Sampling, Shapes
 from searchrl_jax.rollout.source import GroupSource, Plan, SynchronousSource
 from searchrl_jax.rollout.trajectory import Trajectory
-from searchrl_jax.train.checkpoint import Checkpointer
+from searchrl_jax.train.checkpoint import Checkpointer, CheckpointMismatch
 from searchrl_jax.train.claims import Difference, claim
 from searchrl_jax.train.finish import compare_and_report
 from searchrl_jax.train.interrupt import Interrupted, StopSignal
@@ -67,21 +67,29 @@ def run(
     """
     workdir = Path(experiment.workdir or f"runs/{experiment.exp}")
     with contextlib.ExitStack() as stack:
+        claimed: list[Path] = []
         try:
             workdir.mkdir(parents=True, exist_ok=True)
             stack.enter_context(_only_process(workdir))
+            made = ("config.json", "data.json", "tokenizer.json")
+            claimed = [path for name in made if not (path := workdir / name).exists()]
             stop = stack.enter_context(StopSignal(experiment.time_limit_hours))
             refusal = functools.partial(_other_configuration, workdir)
             claim(workdir / "config.json", to_json(experiment), refusal, ignore=RESUMABLE_CHANGES)
             job = _Run(experiment, workdir, stop, wrap_tool)
             stack.callback(job.close)
         except (ValueError, OSError) as error:
+            for path in claimed:  # what is corrected now is not held against what was wrong
+                path.unlink(missing_ok=True)
             raise SetupError(str(error)) from error
-        return job.finish()
+        try:
+            return job.finish()
+        except CheckpointMismatch as error:
+            raise SetupError(str(error)) from error
 
 
 class SetupError(ValueError):
-    """A run that cannot begin: the message says what was expected, what came, and what to do."""
+    """A run that cannot begin, or not go on: the message says what was expected, what came, and what to do."""
 
 
 class _Run:

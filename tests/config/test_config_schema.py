@@ -9,6 +9,7 @@ import pytest
 from searchrl_jax.config.checks import accepts, without_none
 from searchrl_jax.config.overlays import settings
 from searchrl_jax.config.schema import (
+    BatchConfig,
     DataConfig,
     EvaluationConfig,
     Experiment,
@@ -99,6 +100,10 @@ def test_published_defaults():
         (lambda: EvaluationConfig(temperatures=[1.0]), "evaluation.temperatures: expected a list, each a number"),
         (lambda: Experiment(exp="x", scale="local", seed=-1), "^seed: expected an integer in"),
         (lambda: Experiment(exp="x", scale="local", rl="ppo"), "rl: expected an instance of .*RLConfig.*, got 'ppo'"),
+        (
+            lambda: Experiment(exp="x", scale="local", batch=BatchConfig(group_size=1)),
+            "batch.group_size: expected at least 2 with rl.advantage_method=group_based",
+        ),
         (
             lambda: Experiment(exp="x", scale="local", rl=RLConfig(refill_groups=1)),
             "rl.refill_groups: expected 0 with rollout.max_steps_off_policy=3, got 1",

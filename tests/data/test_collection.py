@@ -47,6 +47,7 @@ def test_tasks_keep_all_fields(tmp_path):
     ("row", "field", "names"),
     [
         ('{"doc_id": "a", "text": ', None, "not JSON"),
+        ('{"doc_id": "a", "text": ' + "[" * 100_000, None, "nested too deep"),
         ("[1, 2]", None, r"expected a JSON object, got a list"),
         ("3", None, "expected a JSON object, got a number"),
         ('{"doc_id": "a", "doc_id": "b", "text": "x"}', None, "'doc_id' is given twice"),

@@ -12,6 +12,7 @@ from searchrl_jax.config.overlays import to_json, with_overrides
 from searchrl_jax.config.schema import Experiment
 from searchrl_jax.env.rewards import STATUSES, SUBMITTED
 from searchrl_jax.train import loop
+from searchrl_jax.train.checkpoint import CheckpointMismatch
 from searchrl_jax.train.loop import SetupError, run
 from searchrl_jax.train.tracker import read_rows
 
@@ -176,7 +177,19 @@ def test_what_cannot_begin_is_refused_before_any_work(
     experiment = Experiment(exp="mine", scale="tiny", workdir=str(tmp_path / "run"))
     with pytest.raises(SetupError, match=message):
         run(with_overrides(experiment, settings | changes))
-    assert not (tmp_path / "run" / "warmup.jsonl").exists()
+    # Nothing that was wrong is held against what is right.
+    assert {path.name for path in (tmp_path / "run").iterdir()} == {".lock"}
+
+
+def test_a_checkpoint_of_something_else_ends_a_run_with_its_message(
+    settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def finish(_: object) -> None:
+        raise CheckpointMismatch("expected another checkpoint")
+
+    monkeypatch.setattr(loop._Run, "finish", finish)
+    with pytest.raises(SetupError, match="expected another checkpoint"):
+        run(with_overrides(Experiment(exp="mine", scale="tiny", workdir=str(tmp_path / "run")), settings))
 
 
 def test_a_split_without_tasks_is_refused(settings: dict[str, Any], tmp_path: Path) -> None:
