@@ -21,7 +21,10 @@ class Search:
 
 @dataclass(frozen=True)
 class Submit:
-    """End the episode with these local references, best first. Whether they were shown is the episode's to check."""
+    """End the episode with these local references, best first. Whether they were shown is the episode's to check.
+
+    A repeated reference counts once, where it stands first: twice it would raise nDCG, and so it only wastes a place.
+    """
 
     ranking: tuple[int, ...]
 
@@ -31,8 +34,7 @@ class Refused:
     """A call that does nothing but use up its turn.
 
     Attributes:
-        error: short code for metrics: unknown_tool, invalid_arguments, empty_query, duplicate_reference,
-            unknown_reference.
+        error: short code for metrics: unknown_tool, invalid_arguments, empty_query, unknown_reference.
         message: what the policy reads.
     """
 
@@ -66,11 +68,7 @@ def _read_submit(arguments: Mapping[str, Any]) -> Submit | Refused:
         return Refused(
             "invalid_arguments", f"error: invalid arguments, ranking must hold 1 to {MAX_RANKING} references"
         )
-    # A repeated document would raise nDCG in a lenient scorer; refusing it shows the policy its mistake.
-    for position, reference in enumerate(ranking):
-        if reference in ranking[:position]:
-            return Refused("duplicate_reference", f"error: reference {short_number(reference)} is repeated")
-    return Submit(tuple(ranking))
+    return Submit(tuple(dict.fromkeys(ranking)))
 
 
 def short_number(number: int) -> str:

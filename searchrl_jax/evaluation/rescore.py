@@ -146,7 +146,7 @@ def _read_ranking(arguments: Mapping[str, Any], shown: Sequence[frozenset[str]])
         return None
     if any(type(number) is not int or not 1 <= number <= len(shown) for number in numbers):
         return None
-    return [shown[number - 1] for number in numbers] if len(set(numbers)) == len(numbers) else None
+    return [shown[number - 1] for number in dict.fromkeys(numbers)]
 
 
 def _read_observation(text: str, titles: Titles, shown: list[frozenset[str]]) -> bool:

@@ -11,6 +11,7 @@ TOOLS = ("bm25_search", "vector_search")
 def test_good_calls():
     assert read_action(Call("bm25_search", {"query": " polyfit \n"}), TOOLS) == Search("bm25_search", "polyfit")
     assert read_action(Call("submit", {"ranking": [3, 1]}), TOOLS) == Submit((3, 1))
+    assert read_action(Call("submit", {"ranking": [2, 1, 2]}), TOOLS) == Submit((2, 1))
 
 
 @pytest.mark.parametrize(
@@ -32,8 +33,6 @@ def test_good_calls():
         (Call("submit", {"ranking": [True]}), "invalid_arguments", "integers"),
         (Call("submit", {"ranking": ["1"]}), "invalid_arguments", "integers"),
         (Call("submit", {"ranking": [[1]]}), "invalid_arguments", "integers"),
-        (Call("submit", {"ranking": [2, 1, 2]}), "duplicate_reference", "reference 2 is repeated"),
-        (Call("submit", {"ranking": [10**4000, 10**4000]}), "duplicate_reference", "of that size"),
     ],
 )
 def test_bad_calls_are_refused_with_what_was_wrong(call, error, says):

@@ -139,7 +139,7 @@ def test_the_same_query_again_shows_the_next_results_until_there_are_no_more():
         (submit(1, 9), "unknown_reference", "unknown reference 9"),
         (submit(0), "unknown_reference", "unknown reference 0"),
         (submit(-1), "unknown_reference", "unknown reference -1"),
-        (submit(1, 1), "duplicate_reference", "reference 1 is repeated"),
+        (submit(1, 10**4000), "unknown_reference", "of that size"),
         (submit(), "invalid_arguments", "1 to 10"),
         (submit("numpy.polyval"), "invalid_arguments", "integers"),
     ],
@@ -194,6 +194,14 @@ def test_text_past_the_token_limits_ends_the_episode():
     assert len(results) < 9
     parsed = env.start(TASK)  # the caller counts ids
     assert parsed.step(search_call("bm25_search", "polyval " * 90)).status is None
+
+
+def test_a_repeated_reference_counts_once_where_it_stands_first():
+    """Fault 37: counted twice, it would raise nDCG above 1."""
+    episode = make().start(TASK)
+    (best, other, *_) = episode.step(search()).shown
+    result = episode.step(submit(1, 1, 2, 1))
+    assert (result.status, result.reward, result.ranking) == ("submitted", 1.0, (best, other))
 
 
 def test_the_engine_can_end_an_episode_but_never_as_submitted():
@@ -382,7 +390,7 @@ def test_nothing_pays_without_a_valid_submission():
                 call = json.loads(body)
                 assert set(call) == {"name", "arguments"} and call["name"] == "submit"
                 ranking = call["arguments"]["ranking"]
-                assert len(set(ranking)) == len(ranking) and all(1 <= n <= shown for n in ranking)
+                assert len(result.ranking) == len(set(ranking)) and all(1 <= n <= shown for n in ranking)
                 assert 0.0 <= result.reward <= 1.0
             elif result.done:
                 assert (result.status, result.reward) == ("turn_limit", -1.0)

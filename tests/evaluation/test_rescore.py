@@ -73,11 +73,17 @@ def test_a_search_that_is_no_call_earns_no_references(action: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "ranking", [[], [0], [4], [-1], [1, 1], [True], [1.0], ["1"], list(range(1, 12)), [[1]], {"1": 1}, None]
+    "ranking", [[], [0], [4], [-1], [1, 9], [True], [1.0], ["1"], list(range(1, 12)), [[1]], {"1": 1}, None]
 )
-def test_a_submission_must_name_known_references_once(ranking: Any) -> None:
+def test_a_submission_must_name_known_references(ranking: Any) -> None:
     bad = episode(SEARCH, AGAIN, turn(call("submit", ranking=ranking), "submitted"), ranking=["a", "c"])
     assert rescore(bad, RELEVANCE, TITLES) == (False, 0.0)
+
+
+def test_a_repeated_reference_counts_once() -> None:
+    twice = episode(SEARCH, AGAIN, turn(call("submit", ranking=[3, 3, 1]), "submitted"), ranking=["a", "c"])
+    assert rescore(twice, RELEVANCE, TITLES) == (True, 1.0)
+    assert not rescore({**twice, "ranking": ["a", "a", "c"]}, RELEVANCE, TITLES).is_consistent
 
 
 def test_what_the_environment_refused_counts_for_nothing() -> None:
