@@ -197,17 +197,18 @@ def markdown_table(summary: Mapping[str, Any]) -> str:
         for index, (name, entry) in enumerate(entries.items()):
             label = f"**{agent_name(name)}**" if name == "tuned" else agent_name(name)
             rows.append([heading if index == 0 else "", label, *(cell(entry, column) for column in AGENT_COLUMNS)])
-    text = _markdown(rows, left=2)
+    text = markdown_rows(rows, left=2)
     if summary["differences"]:
         rows = [["difference", "tasks", *(column.title for column in DIFFERENCE_COLUMNS)]]
         for pair, whole in summary["differences"].items():
             for index, (heading, entry) in enumerate(with_slices(whole)):
                 cells = [" ".join(difference_cell(entry[c.metric], c)).strip() for c in DIFFERENCE_COLUMNS]
                 rows.append([pair_name(pair) if index == 0 else "", heading, *cells])
-        text += "\n" + _markdown(rows, left=2)
+        text += "\n" + markdown_rows(rows, left=2)
     return text
 
 
-def _markdown(rows: Sequence[Sequence[str]], left: int) -> str:
+def markdown_rows(rows: Sequence[Sequence[str]], left: int) -> str:
+    """A header and rows as a Markdown table, the first `left` columns aligned to the left."""
     rule = ["---" if i < left else "---:" for i in range(len(rows[0]))]
     return "".join("| " + " | ".join(row) + " |\n" for row in [rows[0], rule, *rows[1:]])

@@ -1,0 +1,80 @@
+"""Finished runs side by side, as Markdown: what each reached, and how far it is above a one-shot retriever."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from searchrl_jax.evaluation.tables import Column, agent_name, difference_cell, markdown_rows, slice_name
+
+Summaries = Mapping[str, Mapping[str, Any]]  # name of the file -> what it holds, the first temperature first
+
+OF_NO_INTEREST = frozenset({"workdir"})  # settings that tell runs apart and change nothing in them
+
+
+def read_run(workdir: Path) -> tuple[dict[str, Any], dict[str, Mapping[str, Any]]]:
+    """The settings of a finished run, as flags name them, and its summaries.
+
+    Raises:
+        ValueError: there is no finished run in `workdir`.
+    """
+    final = workdir / "evaluation" / "final.json"
+    if not final.exists():
+        raise ValueError(f"expected a finished run in {workdir}, found no {final}; finish it, or name another folder")
+    others = sorted(final.parent.glob("final_*.json"), reverse=True)
+    read = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in (final, *others)}
+    return flat(json.loads((workdir / "config.json").read_text(encoding="utf-8"))), read
+
+
+def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """{"rl.gamma": 1.0, ...} for {"rl": {"gamma": 1.0}, ...}."""
+    found: dict[str, Any] = {}
+    for name, value in config.items():
+        found |= flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
+    return found
+
+
+def labels(configs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Each run's settings that are not the same in all runs, as in "seed=1, rl.loss_fn=cispo"."""
+    names = dict.fromkeys(name for config in configs for name in config if name not in OF_NO_INTEREST)
+    differing = [name for name in names if any(config.get(name) != configs[0].get(name) for config in configs)]
+    return [", ".join(f"{name}={config.get(name)}" for name in differing) or "run" for config in configs]
+
+
+def gains_table(runs: Sequence[tuple[str, Summaries]]) -> str:
+    """The tuned agent against its base, a row for each run and temperature; brackets are 95 % intervals."""
+    score, rate = Column("ndcg@10", ""), Column("failure_rate", "", 100.0, 1)
+    head = ["run", "temperature", "base", "tuned", "difference", "both finished", "failed: base", "tuned", "malformed"]
+    rows = [[*head, "minutes"]]
+    for label, summaries in runs:
+        for summary in summaries.values():
+            base, tuned = summary["agents"]["base"], summary["agents"]["tuned"]
+            gain = summary["differences"]["tuned-base"]
+            cells = [f"{agent[score.metric]:.3f}" for agent in (base, tuned)]
+            cells += [
+                " ".join(difference_cell(gain[name], score)[:2]) for name in (score.metric, "ndcg@10_both_completed")
+            ]
+            cells += [f"{100 * agent[rate.metric]:.1f} %" for agent in (base, tuned)]
+            cells += [f"{100 * tuned['malformed_rate']:.1f} %", f"{summary['seconds']['total'] / 60:.0f}"]
+            rows.append([label, f"{summary['temperature']:g}", *cells])
+    return markdown_rows(rows, left=1)
+
+
+def margins_table(runs: Sequence[tuple[str, Summaries]], retriever: str = "bm25") -> str:
+    """The tuned agent's nDCG@10, and how far it is above `retriever`, over all tasks and in each slice."""
+    first = next(iter(runs[0][1].values()))
+    slices = list(first["agents"]["tuned"]["slices"])
+    rows = [["run", "temperature", "all tasks", *map(slice_name, slices)]]
+    one_shot = first["agents"][retriever]
+    values = [one_shot["ndcg@10"], *(one_shot["slices"][name]["ndcg@10"] for name in slices)]
+    rows.append([agent_name(retriever), "", *(f"{value:.3f}" for value in values)])
+    for label, summaries in runs:
+        for summary in summaries.values():
+            tuned, above = summary["agents"]["tuned"], summary["differences"][f"tuned-{retriever}"]
+            pairs = [(tuned, above), *((tuned["slices"][name], above["slices"][name]) for name in slices)]
+            cells = [
+                " ".join([f"{agent['ndcg@10']:.3f},", *difference_cell(gap["ndcg@10"], Column("ndcg@10", ""))[:2]])
+                for agent, gap in pairs
+            ]
+            rows.append([label, f"{summary['temperature']:g}", *cells])
+    return markdown_rows(rows, left=1)
