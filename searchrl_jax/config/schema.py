@@ -351,6 +351,8 @@ class EnvConfig(Checked):
     """Names of linked documents that an observation shows for each result."""
     keep_observations: int = field(default=0, metadata=within(0))
     """Last observations that stay in the history; a placeholder stands for older ones. 0 keeps all."""
+    malformed_reward: float = field(default=0.0, metadata=within(-10, 0))
+    """Added to the reward for each turn that is no call; estimators that credit turns charge it to that turn."""
     tool_timeout: float = field(default=10.0, metadata=within(0, above=True))
     """Seconds after which a tool call counts as a failure of the tool."""
 

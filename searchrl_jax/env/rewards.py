@@ -1,4 +1,4 @@
-"""The reward of a finished episode."""
+"""The reward of an episode and of its turns."""
 
 from __future__ import annotations
 
@@ -19,32 +19,35 @@ STATUSES = (SUBMITTED, *LIMIT_STATUSES, TOOL_FAILURE)
 
 @dataclass(frozen=True)
 class RewardSpec:
-    """How an episode is paid, once, at its end.
+    """How an episode is paid at its end, and a malformed turn at once.
 
         submitted                              nDCG@k of the ranking (trec_eval: linear gain, log2 discount)
         turn_limit, token_limit, context_limit failure_reward
         tool_failure                           None: masked, never trained as a zero
+        each turn that is no call              malformed_reward, whatever the end
 
     Attributes:
         k: depth of nDCG.
         failure_reward: at most 0, so that no limit pays better than the worst submission.
+        malformed_reward: at most 0.
     """
 
     k: int = 10
     failure_reward: float = -1.0
+    malformed_reward: float = 0.0
 
     def __post_init__(self) -> None:
         if self.k < 1:
             raise ValueError(f"expected k >= 1, got {self.k}; give the depth of nDCG")
-        if not math.isfinite(self.failure_reward) or self.failure_reward > 0:
-            raise ValueError(
-                f"expected a finite failure_reward <= 0, got {self.failure_reward}; breaking a limit must not pay"
-            )
+        for name in ("failure_reward", "malformed_reward"):
+            value = getattr(self, name)
+            if not math.isfinite(value) or value > 0:
+                raise ValueError(f"expected a finite {name} <= 0, got {value}; a fault must not pay")
 
     def score(
         self, status: str, ranked_ids: Sequence[str], relevance: Mapping[str, float]
     ) -> tuple[float | None, dict[str, float]]:
-        """Reward and its components, which add up to it; `(None, {})` where the episode is masked.
+        """The pay at the end and its components, which add up to it; `(None, {})` where the episode is masked.
 
         Args:
             status: one of `STATUSES`.

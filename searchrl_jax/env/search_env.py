@@ -42,7 +42,7 @@ class StepResult:
     Attributes:
         observation: text for the policy; where the episode is over, only for the record.
         status: None while the episode goes on, else how it ended.
-        reward: set when the episode has ended; None before that, and where it is masked (tool_failure).
+        reward: of all turns, set when the episode has ended; None before that, and where it is masked (tool_failure).
         components: parts of the reward, adding up to it.
         malformed: the turn was not exactly one call.
         error: code of what was wrong with the turn or the tool, None where nothing was: a `Malformed.reason`, a
@@ -166,6 +166,7 @@ class Episode:
         question: the text for the policy.
         references: documents shown so far, and their local numbers.
         turn: turns used up.
+        turn_rewards: what each turn was paid, and behind them what `fail` paid; they add up to the reward.
         result: of the last turn, once the episode is over.
     """
 
@@ -176,6 +177,7 @@ class Episode:
         self.references = References()
         self._shown: Counter[tuple[str, str]] = Counter()  # results of each tool and query so far
         self.turn = 0
+        self.turn_rewards: list[float] = []
         self.result: StepResult | None = None
         self._env = env
         self._excluded = excluded
@@ -206,6 +208,8 @@ class Episode:
         result = replace(result, seconds=time.perf_counter() - began)
         if result.done:
             self.result = result
+        else:
+            self.turn_rewards.append(self._paid(result))
         return result
 
     def fail(self, status: str, detail: str | None = None) -> StepResult:
@@ -304,7 +308,16 @@ class Episode:
 
     def _end(self, status: str, result: StepResult) -> StepResult:
         reward, components = self._env.reward.score(status, result.ranking, self.task.relevance)
+        if reward is not None:
+            self.turn_rewards.append(reward + self._paid(result))
+            if self._env.reward.malformed_reward:
+                components["malformed"] = sum(self.turn_rewards) - reward
+            reward = sum(self.turn_rewards)
         return replace(result, status=status, reward=reward, components=components)
+
+    def _paid(self, result: StepResult) -> float:
+        """What the turn itself is paid, apart from what the end is."""
+        return self._env.reward.malformed_reward if result.malformed else 0.0
 
 
 _END_TEXT = {

@@ -229,6 +229,7 @@ class Player:
             TooManyFailures: it is one failure too many.
         """
         assert result.status is not None
+        paid, last = rollout.episode.turn_rewards, len(rollout.turns) - 1
         self.failures.count(result.status == TOOL_FAILURE, result.detail)
         return Trajectory(
             uid=rollout.request.uid,
@@ -240,6 +241,8 @@ class Player:
             turn=np.array(rollout.turn, np.int32),
             status=result.status,
             reward=result.reward,
+            # A turn whose answer left no room was paid for itself and for the end.
+            turn_rewards=() if result.reward is None else (*paid[:last], sum(paid[last:])),
             components=dict(result.components),
             ranking=tuple(result.ranking),
             turns=tuple(rollout.turns),

@@ -40,7 +40,7 @@ class Trajectory:
         behavior_logprob: [L], log-probability under the distribution sampled; 0 where `is_action` is false.
         policy_version: [L], learner step whose weights sampled the token; -1 where `is_action` is false.
         turn: [L], index of the turn that an action token belongs to; -1 elsewhere.
-        reward: nDCG@10 or -1; None where a tool failed and the rollout is masked.
+        reward: nDCG@10 or -1, and what malformed turns are charged; None where a tool failed and the rollout is masked.
         turn_rewards: what each turn was paid, for estimators that credit turns; empty where all is paid at the end.
         ranking: submitted document ids, best first.
         row_starts: index of the first token of each row, ascending from 0.
@@ -79,8 +79,10 @@ class Trajectory:
 
     @property
     def ndcg(self) -> float:
-        """nDCG@10 of the submission; 0 for a failed episode."""
-        return float(self.reward) if self.is_submitted and self.reward is not None else 0.0
+        """nDCG@10 of the submission, which is what its turn is paid; 0 for a failed episode."""
+        if not self.is_submitted or self.reward is None:
+            return 0.0
+        return float(self.turn_rewards[-1] if self.turn_rewards else self.reward)
 
     @property
     def rewards_by_turn(self) -> tuple[float, ...]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from searchrl_jax.config.schema import Experiment
 from searchrl_jax.data import collection, pydocs
 from searchrl_jax.data.schema import Document, Task
-from searchrl_jax.env import Limits, SearchEnv
+from searchrl_jax.env import Limits, RewardSpec, SearchEnv
 from searchrl_jax.env.observations import describe
 from searchrl_jax.models.config import DecoderConfig
 from searchrl_jax.retrieval import Retriever, build_index
@@ -96,6 +96,7 @@ def build_workspace(
             tools,
             documents,
             limits,
+            RewardSpec(malformed_reward=env.malformed_reward),
             results=env.results_per_search,
             observation_words=env.observation_words,
             observation_tokens=env.observation_tokens,

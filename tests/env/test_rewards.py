@@ -36,7 +36,9 @@ def test_statuses_are_the_five_and_others_are_refused():
         RewardSpec().score("done", [], RELEVANCE)
 
 
-@pytest.mark.parametrize("bad", [{"k": 0}, {"failure_reward": 0.1}, {"failure_reward": float("nan")}])
+@pytest.mark.parametrize(
+    "bad", [{"k": 0}, {"failure_reward": 0.1}, {"failure_reward": float("nan")}, {"malformed_reward": 0.1}]
+)
 def test_bad_specs_are_refused(bad):
     with pytest.raises(ValueError, match="expected"):
         RewardSpec(**bad)

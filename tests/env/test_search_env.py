@@ -439,3 +439,23 @@ def test_an_environment_that_cannot_work_is_refused():
 def test_another_failure_reward_is_used():
     env = make(limits=Limits(max_turns=1), reward=RewardSpec(failure_reward=-0.5))
     assert env.start(TASK).step(Call("x", {})).reward == -0.5
+
+
+def test_a_malformed_turn_is_charged_where_it_stands_and_the_turns_add_up_to_the_reward():
+    env = make(limits=Limits(max_turns=4), reward=RewardSpec(malformed_reward=-0.25))
+    episode = env.start(TASK)
+    for turn in ("polyval", search(), search(3)):  # no call; a call; a call with wrong arguments, which is well formed
+        assert episode.step(turn).reward is None
+    result = episode.step(submit(1))
+    assert episode.turn_rewards == [-0.25, 0.0, 0.0, 1.0]
+    assert result.reward == 0.75 and result.components == {"ndcg@10": 1.0, "failure": 0.0, "malformed": -0.25}
+    endless = env.start(TASK)
+    last = [endless.step("polyval") for _ in range(4)][-1]
+    assert (last.status, endless.turn_rewards, last.reward) == ("turn_limit", [-0.25, -0.25, -0.25, -1.25], -2.0)
+    assert sum(last.components.values()) == last.reward
+    cut = env.start(TASK)
+    cut.step("polyval")
+    assert (cut.fail("token_limit").reward, cut.turn_rewards) == (-1.25, [-0.25, -1.0])
+    masked = env.start(TASK)
+    masked.step("polyval")
+    assert (masked.fail("tool_failure").reward, masked.result.components) == (None, {})

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from searchrl_jax.env import Limits
+from searchrl_jax.env import Limits, RewardSpec
 from searchrl_jax.retrieval import Hit
 from searchrl_jax.rollout.collect import Player, Request, _Rollout
 from searchrl_jax.rollout.engine import Chunk, Engine, Sampling, Shapes
@@ -81,11 +81,15 @@ SUBMIT = DIALECT.render_call(submit_call([1]))
 LIMITS = Limits(max_turns=3, max_tokens_per_turn=80, max_tokens_per_episode=256)
 
 
-def play(scripts, tasks=None, limits=LIMITS, max_retries=0, retrievers=None, keep_observations=0, **options):
+def play(
+    scripts, tasks=None, limits=LIMITS, max_retries=0, retrievers=None, keep_observations=0, reward=None, **options
+):
     engine = Scripted(scripts, **options)
+    env = tiny_env(DIALECT, limits, retrievers)
+    env.reward = reward or env.reward
     player = Player(
         engine,
-        tiny_env(DIALECT, limits, retrievers),
+        env,
         DIALECT,
         timeout_seconds=60,
         max_retries=max_retries,
@@ -146,6 +150,21 @@ def test_each_limit_has_its_label(script, limits, status, turns):
     assert (got.status, got.reward, len(got.turns)) == (status, -1.0, turns)
     assert len(got.token_ids) <= limits.max_tokens_per_episode and got.is_valid and got.ndcg == 0
     assert got.is_action[-1], "an observation that nobody answers is not part of a trajectory"
+
+
+@pytest.mark.parametrize(
+    ("script", "limits", "paid"),
+    [
+        ([STOP, *SEARCH, *SUBMIT], LIMITS, (-0.5, 0.0, 1.0)),
+        ([STOP, STOP, STOP], LIMITS, (-0.5, -0.5, -1.5)),
+        ([STOP, *SEARCH], Limits(3, len(SEARCH) - 1, 256), (-0.5, -1.0)),  # the turn never came to its end
+        ([STOP], Limits(3, 80, 21 + 1 + 2), (-1.5,)),  # answered, but the answer leaves no room
+    ],
+)
+def test_every_turn_has_its_reward_whatever_ends_the_episode(script, limits, paid):
+    (got,) = play({1: script}, limits=limits, reward=RewardSpec(malformed_reward=-0.5))
+    assert got.turn_rewards == got.rewards_by_turn == paid
+    assert got.reward == sum(paid) and got.ndcg == max(paid[-1], 0.0)
 
 
 class Failing:
