@@ -135,7 +135,7 @@ def test_with_bound_0_all_is_bit_for_bit_as_in_turns(tmp_path, keep):
             make_engine(),
             tiny_env(DIALECT, limits),
             DIALECT,
-            timeout_seconds=60,
+            timeout_seconds=600,
             max_retries=0,
             keep_observations=keep,
         )
@@ -349,7 +349,7 @@ def gap_across_a_swap(forgets):
     """Largest difference between recorded log-probabilities and those of the full forward of each token's weights."""
     limits = Limits(max_turns=3, max_tokens_per_turn=12, max_tokens_per_episode=240)
     engine = make_engine(slots=3)
-    player = Player(engine, tiny_env(DIALECT, limits), DIALECT, timeout_seconds=60, max_retries=0)
+    player = Player(engine, tiny_env(DIALECT, limits), DIALECT, timeout_seconds=600, max_retries=0)
     waiting = [Request(100 + n, task) for n, task in enumerate(TASKS[:4])]
     flight = Flight(player, Sampling(), draw=lambda n: [waiting.pop() for _ in waiting[:n]], waits_for_tools=True)
     finished = [*flight.tick(PARAMS, 0), *flight.tick(PARAMS, 0)]
@@ -377,7 +377,7 @@ def test_after_a_swap_no_token_is_sampled_from_old_keys_and_values():  # fault 2
 
 def test_memory_is_flat_over_thousands_of_rollouts(tmp_path):  # fault 36
     limits = Limits(max_turns=1, max_tokens_per_turn=4, max_tokens_per_episode=240)
-    player = Player(make_engine(slots=16), tiny_env(DIALECT, limits), DIALECT, timeout_seconds=60, max_retries=0)
+    player = Player(make_engine(slots=16), tiny_env(DIALECT, limits), DIALECT, timeout_seconds=600, max_retries=0)
     plan, stream = Plan(10, 10, 21), TaskStream(TASKS, 10, seed=0)
     source = AsynchronousSource(
         player, stream, {}, Sampling(), plan, max_steps_off_policy=1, folder=tmp_path

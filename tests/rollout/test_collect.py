@@ -91,7 +91,7 @@ def play(
         engine,
         env,
         DIALECT,
-        timeout_seconds=60,
+        timeout_seconds=600,
         max_retries=max_retries,
         keep_observations=keep_observations,
     )
@@ -217,7 +217,7 @@ def test_a_prompt_without_room_and_repeated_uids_are_refused():  # fault 10
         play({1: SUBMIT}, limits=Limits(3, 80, 21))
     with pytest.raises(ValueError, match="at most the 100 tokens of an engine's slot, got 256"):
         play({1: SUBMIT}, capacity=100)
-    player = Player(Scripted({1: SUBMIT}), tiny_env(DIALECT, LIMITS), DIALECT, timeout_seconds=60, max_retries=0)
+    player = Player(Scripted({1: SUBMIT}), tiny_env(DIALECT, LIMITS), DIALECT, timeout_seconds=600, max_retries=0)
     with pytest.raises(ValueError, match="got one twice"):
         player.play(None, [Request(1, TASKS[0]), Request(1, TASKS[1])], Sampling(), policy_version=0)
 
@@ -228,7 +228,7 @@ def test_an_untrained_policy_plays_the_same_whatever_the_slots():
     played = {}
     for slots in (2, 5):
         engine = Engine(CONFIG, Shapes(slots, 240, 4, (slots,), (64,), (256,)), STOP, jax.random.key(1))
-        player = Player(engine, tiny_env(DIALECT, limits), DIALECT, timeout_seconds=60, max_retries=0)
+        player = Player(engine, tiny_env(DIALECT, limits), DIALECT, timeout_seconds=600, max_retries=0)
         played[slots] = player.play(PARAMS, requests, Sampling(), policy_version=0)
         again = player.play(PARAMS, requests, Sampling(), policy_version=0)
         for one, two in zip(played[slots], again, strict=True):
