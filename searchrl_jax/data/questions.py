@@ -117,8 +117,10 @@ def names_answer(question: str, documents: Sequence[Document]) -> bool:
 
 
 def _masked(text: str, hidden: Sequence[Document], limit: int) -> str:
-    """The text with the pages' names replaced by "...", cut after `limit` words; "" where too little is left."""
-    words = _name_pattern(_own_names(hidden)).sub(_MASK, text.replace('"', "'")).split()
+    """The text up to a TeX formula, the pages' names replaced by "...", cut after `limit` words; "" where too little is
+    left."""
+    prose = text.replace('"', "'").partition("\\")[0].rstrip(" :({")
+    words = _name_pattern(_own_names(hidden)).sub(_MASK, prose).split()
     content = {word.lower() for word in re.findall(r"[A-Za-z]{3,}", " ".join(words[:limit]))} - _EMPTY_WORDS
     if len(content) < _FEWEST_CONTENT_WORDS:
         return ""

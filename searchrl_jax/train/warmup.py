@@ -41,8 +41,8 @@ class Scrambler:
 
     Demonstrations repeat the same few thousand names and sentences, which a decoder learns by heart sooner than it
     learns to copy; a scrambled one can only be foretold by copying. Control tokens, scaffolds, digits and the layout
-    keep their places. A word stays a word, and a piece with a leading space stays one. A part of a character, which
-    no training question may hold, counts as a sign.
+    keep their places. A word stays a word, and a piece with a leading space stays one. Parts of characters count as
+    signs, an eighth of them at a time: no training question may hold one, and all of them would outnumber the signs.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -55,6 +55,7 @@ class Scrambler:
             if id_ not in fixed and is_text and piece.strip():
                 classes.setdefault((piece.startswith(" "), any(map(str.isalpha, piece))), []).append(id_)
         self._classes = [np.array(members, np.int32) for members in classes.values()]
+        self._parts = [id_ for id_ in classes.get((False, False), ()) if tokenizer.decode([id_]) == "\ufffd"]
         self._identity = np.arange(tokenizer.vocab_size, dtype=np.int32)
 
     def __call__(
@@ -62,8 +63,9 @@ class Scrambler:
     ) -> Int32[np.ndarray, " L"]:
         """`ids` under a random permutation of the pieces of each class, but for those in `kept`."""
         table = self._identity.copy()
+        spared = rng.permutation(self._parts)[len(self._parts) // 8 :]
         for members in self._classes:
-            renamed = np.setdiff1d(members, kept)
+            renamed = np.setdiff1d(members, [*kept, *spared])
             table[renamed] = rng.permutation(renamed)
         return table[ids]
 
