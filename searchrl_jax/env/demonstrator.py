@@ -5,8 +5,8 @@ drawn at random *given* the question: failures that depended on the question wou
 group, and a group without variance teaches nothing.
 
     good      searches with what the question quotes and the package that it names, then so for the second quotation, or
-              once more for the first; where a page is to be read, searches for the names that the right one points to;
-              submits the order that the last observation ends with
+              once more for the first; where a page is to be read on from, searches for the names that the best one so
+              far points to; submits the order that the last observation ends with
     lazy      searches once and submits what came back, in its order
     rambling  asks the second tool the same again and again, until the turn limit
     overlong  pastes what it found into a query to the second tool until the token limit of the turn; it does not go in
@@ -133,21 +133,21 @@ class _Play:
     # ---------------------------------------------------------------- styles
 
     def good(self) -> None:
-        """Works as somebody would who knows which page is meant, and trusts the order of the last observation.
+        """Trusts the order of the last observation: reads on from its first page with links, and submits it.
 
-        That order can be read off. The order of the judgements cannot, and a policy that imitates what it cannot know
-        learns to submit references at random.
+        That order can be read off. The right page and the order of the judgements cannot, and a policy that imitates
+        what it cannot know guesses: it then reads on from reference 1 whatever the order says.
         """
         shown = self._first_search()
         if self._told("target_description"):
             self._search(self.bm25, self._query("target_description"))
         elif shown:
-            shown = [*shown, *self._search(self.bm25, self._query("description"))]  # more, or the next ones
+            self._search(self.bm25, self._query("description"))  # more, or the next ones
             page = self.task.metadata.get("via")
             if isinstance(page, str) and page in self.d.documents:
-                linked = next((doc_id for doc_id in (page, *shown) if self._links(doc_id)), None)
-                if linked is not None:
-                    self._search(self.bm25, self._links(linked))
+                links = next(filter(None, map(self._links, self.episode.references.ranking)), "")
+                if links:
+                    self._search(self.bm25, links)
         self._submit(self.episode.references.ranking[:10])
 
     def lazy(self) -> None:

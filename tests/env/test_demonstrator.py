@@ -1,5 +1,6 @@
 """The scripted demonstrator: each style ends as it says, and what it writes is what a policy could have sampled."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -72,7 +73,12 @@ def test_good_reads_a_page_and_searches_for_the_names_on_it() -> None:
         assert (more.name, names.name, last.name) == (TOOLS[0], TOOLS[0], "submit")
         number = names.arguments["query"].split()[1].rstrip(":")
         assert names.arguments["query"].split() == ["See", f"{number}:", "tiny.pear", "plum"]
-        assert f"[{number}] tiny.apple: " in DIALECT.tokenizer.decode(demonstration.token_ids.tolist())
+        text = DIALECT.tokenizer.decode(demonstration.token_ids.tolist())
+        assert f"[{number}] tiny.apple: " in text
+        before = text[: text.index(f'"query": " See {number}:')]
+        orders = [line.split(",") for line in re.findall(r"order:([\d,]+)", before)]
+        order = orders[-1] if orders else re.findall(r"\[(\d+)\]", before)  # one tool alone was asked: as they came
+        assert number == next(other for other in order if f" See {other}: " in before)  # the best page that has links
         assert demonstration.reward is not None and demonstration.reward > 0.8
 
 
