@@ -114,6 +114,31 @@ def checked(call: Call, control: Collection[str], scaffolds: Collection[str]) ->
     return call
 
 
+def write_json(value: Any, call: Call, separators: tuple[str, str] = (", ", ": ")) -> str:
+    """JSON of an argument, or of all, of `call`.
+
+    Raises:
+        ValueError: JSON cannot hold it.
+    """
+    try:
+        return json.dumps(value, ensure_ascii=False, separators=separators, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ValueError(
+            f"expected JSON arguments, got {call}: {error}; use strings, finite numbers and lists"
+        ) from error
+
+
+def require_read_back(call: Call, read_back: Call | Malformed) -> None:
+    """Checks that what `call` was written as is read as the same call.
+
+    Raises:
+        ValueError: it is not.
+    """
+    if read_back != Call(call.name, dict(call.arguments)):
+        why = read_back.message if isinstance(read_back, Malformed) else "it reads back as another call"
+        raise ValueError(f"expected a call that the dialect can write, got {call}: {why}; leave such text out")
+
+
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     mapping = dict(pairs)
     if len(mapping) != len(pairs):

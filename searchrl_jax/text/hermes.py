@@ -16,9 +16,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any
 
-from searchrl_jax.text.calls import CLOSING_SCAFFOLDS, Call, Malformed, read_call
+from searchrl_jax.text.calls import CLOSING_SCAFFOLDS, Call, Malformed, read_call, require_read_back, write_json
 from searchrl_jax.text.tokenizer import (
     CALL_END,
     CALL_START,
@@ -31,6 +30,7 @@ from searchrl_jax.text.tokenizer import (
 )
 
 SUBMIT = "submit"
+
 
 def search_call(tool: str, query: str, *, begins_with_space: bool = True) -> Call:
     """A search as demonstrations write it.
@@ -64,23 +64,12 @@ def call_text(call: Call) -> str:
         ValueError: `call` cannot be said in the dialect: it would not be read back as itself.
     """
     arguments = ", ".join(
-        f"{json.dumps(key, ensure_ascii=False)}: {_dumps(value, call)}" for key, value in call.arguments.items()
+        f"{json.dumps(key, ensure_ascii=False)}: {write_json(value, call, (',', ':'))}"
+        for key, value in call.arguments.items()
     )
     text = f'{{"name": {json.dumps(call.name, ensure_ascii=False)}, "arguments": {{{arguments}}}}}'
-    read_back = read_call(text, CONTROL_TOKENS)
-    if isinstance(read_back, Malformed) or read_back != Call(call.name, dict(call.arguments)):
-        why = read_back.message if isinstance(read_back, Malformed) else "it reads back as another call"
-        raise ValueError(f"expected a call that the dialect can write, got {call}: {why}; leave such text out")
+    require_read_back(call, read_call(text, CONTROL_TOKENS))
     return text
-
-
-def _dumps(value: Any, call: Call) -> str:
-    try:
-        return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-    except (TypeError, ValueError, RecursionError) as error:
-        raise ValueError(
-            f"expected JSON arguments, got {call}: {error}; use strings, finite numbers and lists"
-        ) from error
 
 
 def parse_call(text: str) -> Call | Malformed:
@@ -113,6 +102,7 @@ class HermesDialect:
         control, header = tokenizer.control_ids, tokenizer.header_ids
         self.tokenizer = tokenizer
         self.stop_id: int = control[TURN_END]
+        self.stop_ids: tuple[int, ...] = (self.stop_id,)
         self._call_start, self._call_end = control[CALL_START], control[CALL_END]
         self._reserved = frozenset(control.values()) | frozenset(header.values())
         newline = tokenizer.encode("\n")
@@ -135,8 +125,12 @@ class HermesDialect:
             ids += [*self._open_system, *self.tokenizer.encode(system), self.stop_id, *self._newline]
         return [*ids, *self._open_user, *self.tokenizer.encode(question), self.stop_id, *self._open_assistant]
 
-    def render_observation(self, text: str) -> list[int]:
-        """Ids to append to a turn that ended with `stop_id`: the tool's turn, and the next assistant turn's opening."""
+    def render_observation(self, text: str, turn: Sequence[int] = ()) -> list[int]:
+        """Ids to append to a turn that ended with `stop_id`: the tool's turn, and the next assistant turn's opening.
+
+        Args:
+            turn: the sampled ids; all are answered alike here.
+        """
         return [*self._open_response, *self.tokenizer.encode(text), *self._close_response, *self._open_assistant]
 
     def render_call(self, call: Call) -> list[int]:
