@@ -46,7 +46,7 @@ CONTROLS = (
 UNKNOWN = "unknown"  # the template's name of a tool that answers what is no call
 
 _TYPES = {STRING: 'type:<|"|>STRING<|"|>', INTEGERS: 'items:{type:<|"|>INTEGER<|"|>},type:<|"|>ARRAY<|"|>'}
-_CALL = re.compile(r"\s*call:\s*([^\s{}]+)\s*(\{.*\})\s*", re.DOTALL)
+_CALL = re.compile(r'\s*call:\s*([^\s{}"]+)\s*(\{.*\})\s*', re.DOTALL)
 _BARE_KEY = re.compile(r"([{,]\s*)([A-Za-z_][\w.-]*)(\s*:)")
 
 
@@ -97,7 +97,7 @@ class Gemma4Dialect:
         thought = [Markup("<|channel>thought\n"), thinking, Markup("\n<channel|>")]
         try:
             arguments = _mapping_words(call.arguments)
-        except TypeError as error:
+        except (TypeError, RecursionError) as error:
             raise ValueError(f"expected JSON arguments, got {call}: {error}; use strings, numbers and lists") from error
         ids = self._segments.write(
             *(thought if thinking else []),

@@ -50,10 +50,11 @@ SYSTEM = Markup(
 )
 SYSTEM_OF_TOOLS = "\nCalls to these tools must go to the commentary channel: 'functions'."
 OPENING = Markup("<|start|>assistant")
+UNKNOWN = "functions.unknown"
 
 _TYPES = {STRING: "string", INTEGERS: "number[]"}
 _HEADER = re.compile(
-    r"assistant(?: to=(?P<to>[^\s<]+))?\s*<\|channel\|>(?P<channel>\w+)(?: to=(?P<to_late>[^\s<]+))?"
+    r"assistant(?: to=(?P<to>[\w.-]+))?\s*<\|channel\|>(?P<channel>\w+)(?: to=(?P<to_late>[\w.-]+))?"
     r"\s*(?:(?:<\|constrain\|>)?\s*json)?\s*"
 )
 
@@ -79,7 +80,8 @@ class HarmonyDialect:
 
         Line breaks and quotation marks in the text are escaped, and that is not counted.
         """
-        return max(len(self._tool_message(name, "")) for name in ("", *(tool.name for tool in self.tools)))
+        recipients = (UNKNOWN, *(f"functions.{tool.name}" for tool in self.tools))
+        return max(len(self._tool_message(recipient, "")) for recipient in recipients)
 
     def render_prompt(self, question: str, system: str | None = None) -> list[int]:
         """All ids before the first action, the opening of the assistant's message included."""
@@ -197,9 +199,9 @@ class HarmonyDialect:
         return messages
 
     def _recipient(self, turn: Sequence[int]) -> str | None:
-        """Whom the last message of a turn addresses, be its text a call or not; "functions.unknown" for no turn."""
+        """Whom the last message of a turn addresses, be its text a call or not; `UNKNOWN` for no turn."""
         if not turn:
-            return "functions.unknown"
+            return UNKNOWN
         segments = self._segments.read_turn(turn, (self.stop_id,))
         messages = segments if isinstance(segments, Malformed) else self._messages(segments)
         return None if isinstance(messages, Malformed) else messages[-1][0]

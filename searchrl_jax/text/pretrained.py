@@ -46,7 +46,8 @@ class PretrainedTokenizer:
             decoder = json.dumps(file["decoder"])
             for token in added:
                 token["special"] = token["special"] or not _ORDINARY.fullmatch(token["content"])
-            backend = tokenizers.Tokenizer.from_str(json.dumps(file))
+            # A file may keep the settings of whoever saved it last, and with them cut prompts short in silence.
+            backend = tokenizers.Tokenizer.from_str(json.dumps(file | {"truncation": None, "padding": None}))
         except Exception as error:  # the library raises bare Exception on bad JSON
             raise ValueError(f"expected the content of a tokenizer.json: {error}; give a model's own file") from error
         # Not a part of the file: with it no token that is special, as all control tokens are now, is found in a text.

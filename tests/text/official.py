@@ -9,7 +9,7 @@ and of their ids under the stand-in tokenizers.
 """
 
 import hashlib
-import importlib
+import importlib.util
 import json
 import random
 import sys
@@ -37,9 +37,10 @@ CONTROLS = {"qwen3": qwen3.CONTROLS, "qwen3_6": qwen3.CONTROLS, "harmony": harmo
 # ---------------------------------------------------------------- conversations
 
 WORDS = (
-    "least squares", "naïve café", "日本語のテスト", "прямая", "مرحبا", "हिन्दी", "e\u0301\u0301", "😀👩‍👩‍👧", "x_1 = f(y)[0]",
-    "\n", "\n\n", "  ", "\t", "'quoted' \"twice\"", "{a: 1}", "1,234.5", "a/b\\c", "<b>bold</b>", "``` code ```", "it's",
-    "</function", "{{ jinja }}", "%s", "\u200d", "\u3000", "end.", "Q:", "#", "|", "numpy.linalg.norm", "12345678",
+    "least squares", "naïve café", "日本語のテスト", "прямая", "مرحبا", "हिन्दी", "e\u0301\u0301", "😀👩\u200d👧",
+    "x_1 = f(y)[0]", "\n", "\n\n", "  ", "\t", "'quoted' \"twice\"", "{a: 1}", "1,234.5", "a/b\\c", "<b>bold</b>",
+    "``` code ```", "it's", "</function", "{{ jinja }}", "%s", "\u200d", "\u3000", "end.", "Q:", "#", "|",
+    "numpy.linalg.norm", "12345678",
 )  # fmt: skip
 
 
@@ -164,7 +165,8 @@ def stand_in(family):
         steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
         backend.decoder = decoders.Sequence(steps)
     else:
-        backend.normalizer = normalizers.NFC()
+        if family.startswith("qwen"):
+            backend.normalizer = normalizers.NFC()
         words = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
         split = pre_tokenizers.Split(Regex(words), "isolated")
         backend.pre_tokenizer = pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(False, use_regex=False)])
