@@ -19,7 +19,10 @@ from official import (
 from searchrl_jax.text.calls import Call
 from searchrl_jax.text.dialect import build_dialect
 
-pytestmark = pytest.mark.skipif(bool(missing()), reason=f"{', '.join(missing())} not found: make peers-text fetches it")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(bool(missing()), reason=f"{', '.join(missing())} not found: make peers-text fetches it"),
+]
 
 CONVERSATIONS = 200
 
