@@ -187,11 +187,11 @@ class HarmonyDialect:
             header = rest[1:at]
             if self._segments.spells_control(header):
                 return Malformed("spelled_control")
-            words = "".join(segment if isinstance(segment, str) else in_header.get(segment, "\n") for segment in header)
+            words = "".join(segment if isinstance(segment, str) else in_header.get(segment, "\0") for segment in header)
             found = _HEADER.fullmatch(words)
             if not found:
                 return Malformed("half_message")
-            body = rest[at + 1 : rest.index(end, at)] if end in rest[at:] else [message]
+            body = rest[at + 1 : rest.index(end, at)]
             if len(body) > 1 or any(isinstance(segment, int) for segment in body):
                 return Malformed("control_inside")
             messages.append((found["to"] or found["to_late"], found["channel"], "".join(map(str, body))))

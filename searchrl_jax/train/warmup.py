@@ -12,6 +12,7 @@ from searchrl_jax.env.demonstrator import GOOD, LAZY, OVERLONG, RAMBLING, Demons
 from searchrl_jax.env.history import rows_between
 from searchrl_jax.env.observations import LINKS_WORD
 from searchrl_jax.rollout.batch import Rows, RowShape, Sample, fill, pack
+from searchrl_jax.text.pretrained import PretrainedTokenizer
 from searchrl_jax.text.tokenizer import Tokenizer
 
 
@@ -44,7 +45,7 @@ class Scrambler:
     of characters and the layout keep their places. A word stays a word, and a piece with a leading space stays one.
     """
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer | PretrainedTokenizer) -> None:
         fixed = {*tokenizer.control_ids.values(), *tokenizer.header_ids.values(), *tokenizer.scaffold_ids.values()}
         fixed.update(tokenizer.encode(LAYOUT))
         classes: dict[tuple[bool, bool], list[int]] = {}
