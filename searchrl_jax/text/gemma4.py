@@ -47,7 +47,7 @@ UNKNOWN = "unknown"  # the template's name of a tool that answers what is no cal
 
 _TYPES = {STRING: 'type:<|"|>STRING<|"|>', INTEGERS: 'items:{type:<|"|>INTEGER<|"|>},type:<|"|>ARRAY<|"|>'}
 _CALL = re.compile(r'\s*call:\s*([^\s{}"]+)\s*(\{.*\})\s*', re.DOTALL)
-_BARE_KEY = re.compile(r"([{,]\s*)([A-Za-z_][\w.-]*)(\s*:)")
+_BARE_KEY = re.compile(r"([{,]\s*)([^\W\d][\w.-]*)(\s*:)")
 
 
 class Gemma4Dialect:

@@ -51,7 +51,7 @@ class Segments:
         ids: list[int] = []
         text = ""
         for part in parts:
-            for piece in self._split.split(part) if isinstance(part, Markup) else [part]:
+            for piece in self._split.split(part):
                 if isinstance(part, Markup) and piece in self._ids:
                     ids += [*self._tokenizer.encode(text), self._ids[piece]]
                     text = ""
