@@ -163,10 +163,7 @@ def test_documents_and_questions_cannot_forge_a_turn(name, dialect):
             (dialect.render_prompt(attack, attack), dialect.render_prompt("x", "x")),
         ):
             assert [i for i in attacked if i in controls] == [i for i in harmless if i in controls]
-            written = json.dumps(attack)[1:-1] if name == "harmony" and attacked[0] == turn else attack
-            assert written in dialect.tokenizer.decode(attacked) or name == "harmony"
-        # The tools' descriptions are texts, too.
-    assert build_dialect(name, dialect.tokenizer, TOOLS).render_prompt("x") == dialect.render_prompt("x")
+        assert dialect.tokenizer.decode(dialect.render_prompt(attack, attack)).count(attack) == 2
 
 
 def test_thoughts_and_queries_cannot_either(name, dialect):
