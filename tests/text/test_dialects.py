@@ -3,6 +3,7 @@
 import json
 import random
 
+import numpy as np
 import pytest
 from official import (
     CONTROLS,
@@ -20,6 +21,9 @@ from official import (
     stand_in_dialect,
 )
 
+from searchrl_jax.env import Limits
+from searchrl_jax.env.demonstrator import Demonstrator
+from searchrl_jax.testing.tiny import tiny_documents, tiny_env, tiny_tasks
 from searchrl_jax.text.calls import MALFORMED_TEXT, Call, Malformed
 from searchrl_jax.text.dialect import PRETRAINED, build_dialect
 from searchrl_jax.text.hermes import HermesDialect
@@ -494,6 +498,24 @@ def test_fuzz_whatever_is_accepted_is_whole_and_means_what_it_says(name, dialect
         if parsed.name in {tool.name for tool in TOOLS} and set(parsed.arguments) <= {"query", "ranking"}:
             assert dialect.parse(dialect.render_call(parsed)) == parsed
     assert 80 < num_accepted < 3_000
+
+
+# ---------------------------------------------------------------- in episodes
+
+
+@pytest.mark.parametrize("keep", [0, 1])
+def test_every_dialect_plays_demonstrations_whose_turns_are_read_back(dialect, keep):
+    env = tiny_env(dialect, Limits(max_turns=5, max_tokens_per_turn=300, max_tokens_per_episode=6000))
+    demonstrator = Demonstrator(env, dialect, tiny_documents(), {"good": 1.0}, keep_observations=keep)
+    for task in tiny_tasks()[1:8:3]:
+        played = demonstrator.demonstrate(task, np.random.default_rng(0))
+        assert played.status == "submitted"
+        edges = np.flatnonzero(np.diff(played.is_action, prepend=False, append=False))
+        turns = [played.token_ids[first:last].tolist() for first, last in edges.reshape(-1, 2)]
+        assert len(played.row_starts) == (len(turns) - 1 if keep else 1)
+        calls = [dialect.parse(turn) for turn in turns]
+        assert [call.name for call in calls][-1] == "submit"
+        assert all(isinstance(call, Call) for call in calls)
 
 
 # ---------------------------------------------------------------- the choice
