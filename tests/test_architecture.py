@@ -13,8 +13,8 @@ from searchrl_jax.config.overlays import settings
 
 ROOT = Path(__file__).resolve().parent.parent
 PRODUCT = ("searchrl_jax", "experiments", "launch")
-# Folders that hold what was made here: environments, runs, build outputs.
-MADE = {".git", ".venv", "runs", "build"}
+# Folders that hold what was made or fetched here: environments, peers, runs, build outputs.
+MADE = {".git", ".venv", ".peers", "runs", "build"}
 
 # Import names that differ from the name of the package that brings them.
 PACKAGE_OF = {"Stemmer": "pystemmer", "orbax": "orbax-checkpoint"}

@@ -22,6 +22,7 @@ are flawed use the second tool, and good ones the first: where both begin alike,
 search again at all.
 """
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -33,7 +34,9 @@ from searchrl_jax.env.history import compress
 from searchrl_jax.env.observations import LEFT_OUT, LINKS_WORD
 from searchrl_jax.env.rewards import CONTEXT_LIMIT, TOKEN_LIMIT
 from searchrl_jax.env.search_env import Episode, SearchEnv
-from searchrl_jax.text.hermes import Call, HermesDialect, Malformed, search_call, submit_call
+from searchrl_jax.text.calls import Call, Malformed
+from searchrl_jax.text.dialect import Dialect
+from searchrl_jax.text.hermes import search_call, submit_call
 
 ODD_CHARACTERS = frozenset('"\\{}[]<>|')  # in a query they would need escapes, or look like call syntax
 
@@ -68,7 +71,7 @@ class Demonstrator:
     def __init__(
         self,
         env: SearchEnv,
-        dialect: HermesDialect,
+        dialect: Dialect,
         documents: Sequence[Document],
         shares: Mapping[str, float],
         *,
@@ -85,7 +88,8 @@ class Demonstrator:
         if abs(sum(shares.values()) - 1) > 1e-6 or min(shares.values()) < 0:
             raise ValueError(f"expected shares of styles that sum to 1, got {dict(shares)}; correct warmup.*")
         self.env, self.dialect, self.slips, self.query_words = env, dialect, slips, query_words
-        self.keep_observations, self.placeholder = keep_observations, dialect.render_observation(LEFT_OUT)
+        self.keep_observations = keep_observations
+        self.left_out = functools.partial(dialect.render_observation, LEFT_OUT)
         tokenizer = dialect.tokenizer
         syntax = {*tokenizer.control_ids.values(), *tokenizer.header_ids.values(), *tokenizer.scaffold_ids.values()}
         pieces = {id_: tokenizer.decode([id_]) for id_ in range(tokenizer.vocab_size) if id_ not in syntax}
@@ -266,8 +270,8 @@ class _Play:
             return []
         result = self.episode.step(call)
         if result.status is None:
-            self.exchanges.append((action, self.d.dialect.render_observation(result.observation)))
-            history = compress(self.prompt, self.exchanges, self.d.placeholder, keep=self.d.keep_observations)
+            self.exchanges.append((action, self.d.dialect.render_observation(result.observation, action)))
+            history = compress(self.prompt, self.exchanges, self.d.left_out, keep=self.d.keep_observations)
             if len(history) >= self.d.env.limits.max_tokens_per_episode:
                 self.episode.fail(CONTEXT_LIMIT)
                 return []

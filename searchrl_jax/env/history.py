@@ -1,6 +1,6 @@
 """What the policy reads before a turn: prompt, actions and observations, the older ones left out or not."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from jaxtyping import Bool
@@ -9,7 +9,7 @@ from jaxtyping import Bool
 def compress(
     prompt: Sequence[int],
     exchanges: Sequence[tuple[Sequence[int], Sequence[int]]],
-    placeholder: Sequence[int],
+    left_out: Callable[[Sequence[int]], Sequence[int]],
     *,
     keep: int,
 ) -> list[int]:
@@ -22,7 +22,7 @@ def compress(
 
     Args:
         exchanges: ids of each action and of the observation that followed it, in order.
-        placeholder: ids of an observation that says that it is left out.
+        left_out: of the ids of an action, those of an observation that says that it is left out.
         keep: at least 0; 0 keeps all.
 
     Source:
@@ -32,7 +32,7 @@ def compress(
     ids = list(prompt)
     for index, (action, observation) in enumerate(exchanges):
         ids += action
-        ids += observation if index >= first_kept else placeholder
+        ids += observation if index >= first_kept else left_out(action)
     return ids
 
 

@@ -1,5 +1,6 @@
 """Plays episodes: the engine decodes, finished turns go to the environment, observations are appended."""
 
+import functools
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -17,7 +18,8 @@ from searchrl_jax.models.decoder import Params
 from searchrl_jax.rollout.engine import Engine, Sampling
 from searchrl_jax.rollout.failures import FailureLimit
 from searchrl_jax.rollout.trajectory import Trajectory, Turn
-from searchrl_jax.text.hermes import Call, HermesDialect, Malformed
+from searchrl_jax.text.calls import Call, Malformed
+from searchrl_jax.text.dialect import Dialect
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,7 @@ class Player:
         self,
         engine: Engine,
         env: SearchEnv,
-        dialect: HermesDialect,
+        dialect: Dialect,
         *,
         timeout_seconds: float,
         max_retries: int,
@@ -103,7 +105,8 @@ class Player:
             )
         self.engine, self.env, self.dialect = engine, env, dialect
         self.timeout_seconds, self.max_retries = timeout_seconds, max_retries
-        self.keep_observations, self._placeholder = keep_observations, dialect.render_observation(LEFT_OUT)
+        self.keep_observations = keep_observations
+        self._left_out = functools.partial(dialect.render_observation, LEFT_OUT)
         self.failures = FailureLimit(max_failed_share)
         self.pool = ThreadPoolExecutor(threads, thread_name_prefix="tool")
         self.retries = 0
@@ -194,10 +197,8 @@ class Player:
                 action = self.dialect.parse(sampled)
                 result = episode.step(action)
                 if result.status is None:
-                    rollout.exchanges.append((sampled, self.dialect.render_observation(result.observation)))
-                    history = compress(
-                        rollout.prompt, rollout.exchanges, self._placeholder, keep=self.keep_observations
-                    )
+                    rollout.exchanges.append((sampled, self.dialect.render_observation(result.observation, sampled)))
+                    history = compress(rollout.prompt, rollout.exchanges, self._left_out, keep=self.keep_observations)
             except Exception as error:
                 # One bad rollout is masked and counted, as for a tool that fails; many of them stop the run.
                 result = episode.fail(TOOL_FAILURE, f"{type(error).__name__}: {error}")

@@ -1,1 +1,1 @@
-"""Text as tokens: the byte-level tokenizer and the chat dialect in which tools are called. Host code, no jax."""
+"""Text as tokens: tokenizers, and the chat dialects in which tools are called. Host code, no jax."""

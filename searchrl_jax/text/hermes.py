@@ -15,11 +15,9 @@ scaffolding, in whatever way it is spelled.
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, NoReturn
+from collections.abc import Sequence
 
+from searchrl_jax.text.calls import CLOSING_SCAFFOLDS, Call, Malformed, read_call, require_read_back, write_json
 from searchrl_jax.text.tokenizer import (
     CALL_END,
     CALL_START,
@@ -32,51 +30,6 @@ from searchrl_jax.text.tokenizer import (
 )
 
 SUBMIT = "submit"
-CLOSING_SCAFFOLDS = ('"}}', "]}}")
-
-MALFORMED_TEXT: Mapping[str, str] = {
-    "empty": "malformed call: the turn is empty",
-    "missing_stop": "malformed call: the turn does not end with the end of turn",
-    "no_call": "malformed call: the turn must be one tool call",
-    "text_before": "malformed call: text before the tool call",
-    "text_after": "malformed call: text after the tool call",
-    "half_call": "malformed call: the tool call is not closed",
-    "control_inside": "malformed call: a control token inside the tool call",
-    "spelled_control": "malformed call: a control token spelled as text",
-    "scaffold_inside": "malformed call: call syntax inside an argument",
-    "unknown_token": "malformed call: a token outside the vocabulary",
-    "not_text": "malformed call: not valid text",
-    "not_json": "malformed call, invalid arguments: not one JSON object",
-    "not_finite": "malformed call, invalid arguments: a number is not finite",
-    "duplicate_key": "malformed call, invalid arguments: a key is repeated",
-    "wrong_keys": "malformed call: the keys must be name and arguments",
-    "name_not_string": "malformed call: name must be a string",
-    "arguments_not_object": "malformed call, invalid arguments: arguments must be an object",
-}
-
-
-@dataclass(frozen=True)
-class Call:
-    """A well-formed call: any tool name, any JSON arguments. Whether the tool exists is the environment's business."""
-
-    name: str
-    arguments: Mapping[str, Any]
-
-
-@dataclass(frozen=True)
-class Malformed:
-    """A turn that is not exactly one call; `reason` is a key of `MALFORMED_TEXT`."""
-
-    reason: str
-
-    @property
-    def message(self) -> str:
-        """What the policy reads. Fixed text: nothing that the policy wrote comes back in it."""
-        return MALFORMED_TEXT[self.reason]
-
-
-class _BadJsonError(ValueError):
-    """Carries the `Malformed.reason` out of a json hook."""
 
 
 def search_call(tool: str, query: str, *, begins_with_space: bool = True) -> Call:
@@ -111,23 +64,12 @@ def call_text(call: Call) -> str:
         ValueError: `call` cannot be said in the dialect: it would not be read back as itself.
     """
     arguments = ", ".join(
-        f"{json.dumps(key, ensure_ascii=False)}: {_dumps(value, call)}" for key, value in call.arguments.items()
+        f"{json.dumps(key, ensure_ascii=False)}: {write_json(value, call, (',', ':'))}"
+        for key, value in call.arguments.items()
     )
     text = f'{{"name": {json.dumps(call.name, ensure_ascii=False)}, "arguments": {{{arguments}}}}}'
-    read_back = _parse_object(text)
-    if isinstance(read_back, Malformed) or read_back != Call(call.name, dict(call.arguments)):
-        why = read_back.message if isinstance(read_back, Malformed) else "it reads back as another call"
-        raise ValueError(f"expected a call that the dialect can write, got {call}: {why}; leave such text out")
+    require_read_back(call, read_call(text, CONTROL_TOKENS))
     return text
-
-
-def _dumps(value: Any, call: Call) -> str:
-    try:
-        return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-    except (TypeError, ValueError, RecursionError) as error:
-        raise ValueError(
-            f"expected JSON arguments, got {call}: {error}; use strings, finite numbers and lists"
-        ) from error
 
 
 def parse_call(text: str) -> Call | Malformed:
@@ -150,7 +92,7 @@ def parse_call(text: str) -> Call | Malformed:
     body = text[len(CALL_START) : -len(CALL_END)]
     if any(control in body for control in CONTROL_TOKENS):
         return Malformed("control_inside")
-    return _parse_object(body)
+    return read_call(body, CONTROL_TOKENS)
 
 
 class HermesDialect:
@@ -160,6 +102,7 @@ class HermesDialect:
         control, header = tokenizer.control_ids, tokenizer.header_ids
         self.tokenizer = tokenizer
         self.stop_id: int = control[TURN_END]
+        self.stop_ids: tuple[int, ...] = (self.stop_id,)
         self._call_start, self._call_end = control[CALL_START], control[CALL_END]
         self._reserved = frozenset(control.values()) | frozenset(header.values())
         newline = tokenizer.encode("\n")
@@ -182,8 +125,12 @@ class HermesDialect:
             ids += [*self._open_system, *self.tokenizer.encode(system), self.stop_id, *self._newline]
         return [*ids, *self._open_user, *self.tokenizer.encode(question), self.stop_id, *self._open_assistant]
 
-    def render_observation(self, text: str) -> list[int]:
-        """Ids to append to a turn that ended with `stop_id`: the tool's turn, and the next assistant turn's opening."""
+    def render_observation(self, text: str, turn: Sequence[int] = ()) -> list[int]:
+        """Ids to append to a turn that ended with `stop_id`: the tool's turn, and the next assistant turn's opening.
+
+        Args:
+            turn: the sampled ids; all are answered alike here.
+        """
         return [*self._open_response, *self.tokenizer.encode(text), *self._close_response, *self._open_assistant]
 
     def render_call(self, call: Call) -> list[int]:
@@ -225,7 +172,7 @@ class HermesDialect:
             text = self.tokenizer.decode_bytes(body).decode("utf-8")
         except UnicodeDecodeError:
             return Malformed("not_text")
-        return _parse_object(text)
+        return read_call(text, CONTROL_TOKENS)
 
 
 def _runs_without(ids: Sequence[int], reserved: frozenset[int]) -> list[list[int]]:
@@ -237,68 +184,3 @@ def _runs_without(ids: Sequence[int], reserved: frozenset[int]) -> list[list[int
         else:
             runs[-1].append(id_)
     return runs
-
-
-def _parse_object(text: str) -> Call | Malformed:
-    """Reads what stands between the tags."""
-    # json.loads forgives white space around the object; the grammar does not.
-    if not (text.startswith("{") and text.endswith("}")):
-        return Malformed("not_json")
-    try:
-        value = json.loads(
-            text, object_pairs_hook=_unique_keys, parse_constant=_refuse_constant, parse_float=_finite_float
-        )
-    except _BadJsonError as error:
-        return Malformed(str(error))
-    except (ValueError, RecursionError):  # JSONDecodeError, integers past Python's digit limit, deep nesting
-        return Malformed("not_json")
-    if set(value) != {"name", "arguments"}:
-        return Malformed("wrong_keys")
-    name, arguments = value["name"], value["arguments"]
-    if not isinstance(name, str):
-        return Malformed("name_not_string")
-    if not isinstance(arguments, dict):
-        return Malformed("arguments_not_object")
-    for string in (name, *_strings(arguments)):
-        # JSON escapes can spell what the raw text does not show ("\u003ctool_call\u003e", "\ud800", '\"}}').
-        if any(control in string for control in CONTROL_TOKENS):
-            return Malformed("control_inside")
-        if any(scaffold in string for scaffold in CLOSING_SCAFFOLDS):
-            return Malformed("scaffold_inside")
-        if any("\ud800" <= character <= "\udfff" for character in string):
-            return Malformed("not_text")
-    return Call(name, arguments)
-
-
-def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    mapping = dict(pairs)
-    if len(mapping) != len(pairs):
-        raise _BadJsonError("duplicate_key")
-    return mapping
-
-
-def _refuse_constant(_: str) -> NoReturn:
-    raise _BadJsonError("not_finite")
-
-
-def _finite_float(digits: str) -> float:
-    value = float(digits)
-    if not math.isfinite(value):  # 1e999 is infinity to Python
-        raise _BadJsonError("not_finite")
-    return value
-
-
-def _strings(arguments: Mapping[str, Any]) -> list[str]:
-    """All keys and string values of `arguments`, at any depth."""
-    found: list[str] = []
-    waiting: list[Any] = [arguments]
-    while waiting:
-        value = waiting.pop()
-        if isinstance(value, str):
-            found.append(value)
-        elif isinstance(value, Mapping):
-            found.extend(value)
-            waiting.extend(value.values())
-        elif isinstance(value, list):
-            waiting.extend(value)
-    return found

@@ -76,7 +76,7 @@ class Tokenizer:
         Raises:
             ValueError: `text` holds a lone surrogate, which no byte sequence stands for.
         """
-        _require_utf8(text)
+        require_utf8(text)
         ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
         # The promise that documents cannot forge a turn rests on a flag of a third-party library; this line holds it to
         # it.
@@ -162,12 +162,17 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int, scaffolds: Sequence[s
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    backend.train_from_iterator((_require_utf8(text) for text in texts), trainer)
+    backend.train_from_iterator((require_utf8(text) for text in texts), trainer)
     backend.add_tokens([AddedToken(text, normalized=False, special=False) for text in scaffolds])
     return Tokenizer(backend)
 
 
-def _require_utf8(text: str) -> str:
+def require_utf8(text: str) -> str:
+    """`text`.
+
+    Raises:
+        ValueError: it holds a lone surrogate.
+    """
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
@@ -180,7 +185,7 @@ def _require_utf8(text: str) -> str:
 
 def _bytes_of_ids(backend: tokenizers.Tokenizer, vocab_size: int, added: Mapping[int, str]) -> list[bytes]:
     """Bytes per id. A piece is spelled in the byte-level alphabet, an added token in plain text."""
-    alphabet = _byte_alphabet()
+    alphabet = byte_alphabet()
     table = []
     for id_ in range(vocab_size):
         piece = backend.id_to_token(id_)
@@ -192,7 +197,7 @@ def _bytes_of_ids(backend: tokenizers.Tokenizer, vocab_size: int, added: Mapping
     return table
 
 
-def _byte_alphabet() -> dict[str, int]:
+def byte_alphabet() -> dict[str, int]:
     """Byte of each character of the byte-level alphabet.
 
     A printable Latin-1 byte is its own character; the other 68 take the code points from 256 up, in order.

@@ -12,6 +12,7 @@ from searchrl_jax.env.demonstrator import GOOD, LAZY, OVERLONG, RAMBLING, Demons
 from searchrl_jax.env.history import rows_between
 from searchrl_jax.env.observations import LINKS_WORD
 from searchrl_jax.rollout.batch import Rows, RowShape, Sample, fill, pack
+from searchrl_jax.text.pretrained import PretrainedTokenizer
 from searchrl_jax.text.tokenizer import Tokenizer
 
 
@@ -45,7 +46,7 @@ class Scrambler:
     signs, an eighth of them at a time: no training question may hold one, and all of them would outnumber the signs.
     """
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer | PretrainedTokenizer) -> None:
         fixed = {*tokenizer.control_ids.values(), *tokenizer.header_ids.values(), *tokenizer.scaffold_ids.values()}
         fixed.update(tokenizer.encode(LAYOUT))
         classes: dict[tuple[bool, bool], list[int]] = {}

@@ -14,7 +14,8 @@ import pytest
 from searchrl_jax.data.schema import Document, Task
 from searchrl_jax.env import Limits, RewardSpec, SearchEnv
 from searchrl_jax.retrieval import Hit, build_index
-from searchrl_jax.text.hermes import MALFORMED_TEXT, Call, Malformed, search_call, submit_call
+from searchrl_jax.text.calls import MALFORMED_TEXT, Call, Malformed
+from searchrl_jax.text.hermes import search_call, submit_call
 
 NAMES = ("polyfit", "polyval", "poly1d", "roots", "polyder", "polyint", "polyadd", "polymul")
 DOCUMENTS = [

@@ -6,17 +6,8 @@ import re
 import numpy as np
 import pytest
 
-from searchrl_jax.text.hermes import (
-    MALFORMED_TEXT,
-    Call,
-    HermesDialect,
-    Malformed,
-    call_scaffolds,
-    call_text,
-    parse_call,
-    search_call,
-    submit_call,
-)
+from searchrl_jax.text.calls import MALFORMED_TEXT, Call, Malformed
+from searchrl_jax.text.hermes import HermesDialect, call_scaffolds, call_text, parse_call, search_call, submit_call
 from searchrl_jax.text.tokenizer import CONTROL_TOKENS, train_tokenizer
 
 QUERY = '{"name": "bm25_search", "arguments": {"query": "'
