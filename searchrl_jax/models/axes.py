@@ -7,6 +7,7 @@ Logical = tuple[str | None, ...]
 # By path. The leading dimension of everything in the scanned block is the layer.
 PARAMETER_AXES: Mapping[str, Logical] = {
     "embedding": ("vocab", "embed"),
+    "unembedding": ("vocab", "embed"),
     "final_norm/scale": (None,),
     "layers/attention_norm/scale": ("layers", None),
     "layers/conv_q": ("layers", None, "embed"),
@@ -14,6 +15,9 @@ PARAMETER_AXES: Mapping[str, Logical] = {
     "layers/q": ("layers", "embed", "heads", None),
     "layers/k": ("layers", "embed", "kv_heads", None),
     "layers/v": ("layers", "embed", "kv_heads", None),
+    "layers/q_bias": ("layers", "heads", None),
+    "layers/k_bias": ("layers", "kv_heads", None),
+    "layers/v_bias": ("layers", "kv_heads", None),
     "layers/q_norm/scale": ("layers", None),
     "layers/k_norm/scale": ("layers", None),
     "layers/o": ("layers", "heads", "embed"),

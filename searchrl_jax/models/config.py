@@ -5,9 +5,18 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class DecoderConfig:
-    """A Qwen3-shaped decoder: grouped-query attention with QK norm, rotary positions, SwiGLU, RMSNorm, tied embeddings.
+    """A decoder: grouped-query attention with rotary positions, SwiGLU and RMSNorm; what families differ in is a field.
+
+    | family | has_qk_norm | has_qkv_bias |
+    |---|---|---|
+    | llama | no | no |
+    | qwen2 | no | yes |
+    | qwen3 | yes | no |
 
     Args:
+        has_tied_embedding: logits come from the token embedding; otherwise from a matrix of their own, "unembedding".
+        has_qk_norm: queries and keys are normalised by head before they are turned.
+        has_qkv_bias: queries, keys and values have biases.
         conv_width: taps of the causal depthwise convolutions on what queries and keys are made of; 0 for none, as in
             imported checkpoints. A small decoder trained from nothing needs one to learn to copy a name.
     """
@@ -22,6 +31,9 @@ class DecoderConfig:
     rope_theta: float = 1e6
     norm_epsilon: float = 1e-6
     conv_width: int = 0
+    has_tied_embedding: bool = True
+    has_qk_norm: bool = True
+    has_qkv_bias: bool = False
 
     def __post_init__(self) -> None:
         if self.num_heads % self.num_kv_heads:

@@ -79,11 +79,14 @@ class Block(nn.Module):
             nn.initializers.normal(out_scale * (cfg.num_heads * cfg.head_dim) ** -0.5),
             (cfg.num_heads * cfg.head_dim, cfg.model_dim),
         )
-        q = RMSNorm(cfg.norm_epsilon, name="q_norm")(self._adapted("q", seeking, w_q))
-        k = RMSNorm(cfg.norm_epsilon, name="k_norm")(self._adapted("k", sought, w_k))
+        q, k, v = (self._adapted(*each) for each in (("q", seeking, w_q), ("k", sought, w_k), ("v", h, w_v)))
+        if cfg.has_qkv_bias:
+            q, k, v = (self._with_bias(*each) for each in (("q_bias", q), ("k_bias", k), ("v_bias", v)))
+        if cfg.has_qk_norm:
+            q, k = RMSNorm(cfg.norm_epsilon, name="q_norm")(q), RMSNorm(cfg.norm_epsilon, name="k_norm")(k)
         q, k = rotate(q, shared.cosine, shared.sine), rotate(k, shared.cosine, shared.sine)
         k_BKTH = k.transpose(0, 2, 1, 3)
-        v_BKTH = self._adapted("v", h, w_v).transpose(0, 2, 1, 3)
+        v_BKTH = v.transpose(0, 2, 1, 3)
         if shared.segment_ids is None:
             keys, values = (*past.k, k_BKTH), (*past.v, v_BKTH)
             mixed = attend(q, [KeyBlock(*block) for block in zip(keys, values, shared.masks, strict=True)])
@@ -106,6 +109,9 @@ class Block(nn.Module):
         pair: dict[str, Array] = self.get_variable("lora", name)
         return y + project(project(x, pair["a"]), pair["b"])
 
+    def _with_bias(self, name: str, x: Float[Array, "B T N H"]) -> Float[Array, "B T N H"]:
+        return x + self.param(name, nn.initializers.zeros, x.shape[2:]).astype(x.dtype)
+
     def _kernel(self, name: str, *, shift: int) -> Float[Array, "W D"]:
         """Taps that begin as +-r^j, j tokens back from `shift` on, with noise; r is 0.7 and 0.95 in turn over channels.
 
@@ -127,7 +133,7 @@ class Block(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Token embedding, the scanned blocks and the final norm. `unembed` gives logits with the tied embedding.
+    """Token embedding, the scanned blocks and the final norm. `unembed` gives logits, with the embedding if it is tied.
 
     With `remat`, a block's activations are computed again in the backward pass in place of being kept.
     """
@@ -140,6 +146,10 @@ class Decoder(nn.Module):
         self.embedding = self.param(
             "embedding", nn.initializers.normal(cfg.model_dim**-0.5), (cfg.vocab_size, cfg.model_dim)
         )
+        self.unembedding = self.embedding
+        if not cfg.has_tied_embedding:
+            shape = (cfg.vocab_size, cfg.model_dim)
+            self.unembedding = self.param("unembedding", nn.initializers.normal(cfg.model_dim**-0.5), shape)
         self.layers = nn.scan(
             nn.remat(Block) if self.remat else Block,
             variable_axes={"params": 0, "lora": 0},
@@ -167,7 +177,7 @@ class Decoder(nn.Module):
 
     def unembed(self, hidden: Float[Array, "... D"]) -> Float[Array, "... V"]:
         return jnp.einsum(
-            "...D,VD->...V", hidden, self.embedding.astype(hidden.dtype), preferred_element_type=jnp.float32
+            "...D,VD->...V", hidden, self.unembedding.astype(hidden.dtype), preferred_element_type=jnp.float32
         )
 
 
@@ -225,7 +235,7 @@ def forward(
 
 
 def unembed(config: DecoderConfig, params: Params, hidden: Float[Array, "... D"]) -> Float[Array, "... V"]:
-    """Logits (float32) of hidden states, with the tied embedding."""
+    """Logits (float32) of hidden states, with the tied embedding or the one of its own."""
     logits: Any = Decoder(config).apply(_variables(params), hidden, method="unembed")
     return logits
 

@@ -1,5 +1,7 @@
 """Meshes and rules, on one device: what is refused, and what each parameter is."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -44,7 +46,10 @@ def test_a_mesh_that_the_devices_do_not_make_is_refused(sizes, says):
 
 
 def test_every_parameter_has_a_rule_and_every_rule_a_parameter(shapes):
-    assert set(paths(shapes)) == set(PARAMETER_AXES)
+    other = replace(CONFIG, has_qkv_bias=True, has_tied_embedding=False)
+    others = jax.eval_shape(lambda: init_params(other, jax.random.key(0)))
+    tree_shardings(EIGHT, others, PARAMETER_AXES)
+    assert {*paths(shapes), *paths(others)} == set(PARAMETER_AXES)
     head = jax.eval_shape(lambda: init_value_head(CONFIG, jax.random.key(0)))
     assert set(paths(head)) == set(VALUE_HEAD_AXES)
     tree_shardings(EIGHT, head, VALUE_HEAD_AXES)
