@@ -4,27 +4,28 @@ from collections.abc import Mapping
 from typing import Any
 
 from searchrl_jax.models.config import DecoderConfig
+from searchrl_jax.models.hf.layout import FLAT, LINEAR
 from searchrl_jax.models.hf.require import require
-from searchrl_jax.models.hf.table import FLAT, LINEAR, Entry
+from searchrl_jax.models.hf.table import Entry
 
 ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 
 TABLE = (
     Entry("model.embed_tokens.weight", "embedding"),
     Entry("model.layers.{}.input_layernorm.weight", "layers/attention_norm/scale"),
-    Entry("model.layers.{}.self_attn.q_proj.weight", "layers/q", LINEAR),
-    Entry("model.layers.{}.self_attn.k_proj.weight", "layers/k", LINEAR),
-    Entry("model.layers.{}.self_attn.v_proj.weight", "layers/v", LINEAR),
-    Entry("model.layers.{}.self_attn.q_proj.bias", "layers/q_bias", FLAT),
-    Entry("model.layers.{}.self_attn.k_proj.bias", "layers/k_bias", FLAT),
-    Entry("model.layers.{}.self_attn.v_proj.bias", "layers/v_bias", FLAT),
+    Entry("model.layers.{}.self_attn.q_proj.weight", "layers/q", layout=LINEAR),
+    Entry("model.layers.{}.self_attn.k_proj.weight", "layers/k", layout=LINEAR),
+    Entry("model.layers.{}.self_attn.v_proj.weight", "layers/v", layout=LINEAR),
+    Entry("model.layers.{}.self_attn.q_proj.bias", "layers/q_bias", layout=FLAT),
+    Entry("model.layers.{}.self_attn.k_proj.bias", "layers/k_bias", layout=FLAT),
+    Entry("model.layers.{}.self_attn.v_proj.bias", "layers/v_bias", layout=FLAT),
     Entry("model.layers.{}.self_attn.q_norm.weight", "layers/q_norm/scale"),
     Entry("model.layers.{}.self_attn.k_norm.weight", "layers/k_norm/scale"),
-    Entry("model.layers.{}.self_attn.o_proj.weight", "layers/o", LINEAR),
+    Entry("model.layers.{}.self_attn.o_proj.weight", "layers/o", layout=LINEAR),
     Entry("model.layers.{}.post_attention_layernorm.weight", "layers/mlp_norm/scale"),
-    Entry("model.layers.{}.mlp.gate_proj.weight", "layers/gate", LINEAR),
-    Entry("model.layers.{}.mlp.up_proj.weight", "layers/up", LINEAR),
-    Entry("model.layers.{}.mlp.down_proj.weight", "layers/down", LINEAR),
+    Entry("model.layers.{}.mlp.gate_proj.weight", "layers/gate", layout=LINEAR),
+    Entry("model.layers.{}.mlp.up_proj.weight", "layers/up", layout=LINEAR),
+    Entry("model.layers.{}.mlp.down_proj.weight", "layers/down", layout=LINEAR),
     Entry("model.norm.weight", "final_norm/scale"),
     Entry("lm_head.weight", "unembedding"),
 )
@@ -51,7 +52,7 @@ def decoder_config(config: Mapping[str, Any]) -> DecoderConfig:
         rope_theta=rope["rope_theta"],
         norm_epsilon=config["rms_norm_eps"],
         has_tied_embedding=config["tie_word_embeddings"],
-        has_qk_norm=family == "qwen3",
+        has_qk_norm=family.startswith("qwen3"),
         has_qkv_bias=family == "qwen2",
     )
 

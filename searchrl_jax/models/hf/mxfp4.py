@@ -2,8 +2,8 @@
 
     w = (-1) ** sign * e2m1 * 2 ** (scale - 127)        e2m1 in 0, 0.5, 1, 1.5, 2, 3, 4, 6
 
-A tensor [experts, out, in] is stored as `*_blocks` [experts, out, in / 32, 16], two numbers to a byte, the lower four bits
-first, and `*_scales` [experts, out, in / 32]. What transformers makes of it, and what it saves unquantised, is
+A tensor [experts, out, in] is stored as `*_blocks` [experts, out, in / 32, 16], two numbers to a byte, the lower four
+bits first, and `*_scales` [experts, out, in / 32]. What transformers makes of it, and what it saves unquantised, is
 [experts, in, out] in bfloat16.
 
 Source:
@@ -13,13 +13,14 @@ Source:
 import dataclasses
 import functools
 
-import ml_dtypes
+import jax.numpy as jnp
 import numpy as np
 
 from searchrl_jax.models.hf.stored import StoredCheckpoint, StoredTensor
 
 BLOCKS, SCALES = "_blocks", "_scales"
 QUANTISED = "quantization_config"
+BFLOAT16 = jnp.dtype("bfloat16")
 
 _MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 _VALUES = np.array([*_MAGNITUDES, *(-each for each in _MAGNITUDES)], np.float32)
@@ -41,7 +42,7 @@ def dequantised(stored: StoredCheckpoint) -> StoredCheckpoint:
 def _pair(blocks: StoredTensor, scales: StoredTensor) -> StoredTensor:
     experts, outside, groups, _ = blocks.shape
     shape = (experts, 32 * groups, outside)
-    return StoredTensor(shape, np.dtype(ml_dtypes.bfloat16), functools.partial(_read, blocks, scales))
+    return StoredTensor(shape, BFLOAT16, functools.partial(_read, blocks, scales))
 
 
 def _read(blocks: StoredTensor, scales: StoredTensor) -> np.ndarray:
@@ -49,9 +50,9 @@ def _read(blocks: StoredTensor, scales: StoredTensor) -> np.ndarray:
 
 
 def dequantise(blocks: np.ndarray, scales: np.ndarray) -> np.ndarray:
-    """bfloat16 [experts, in, out] of `blocks` uint8 [experts, out, in / 32, 16] and `scales` uint8 [experts, out, in / 32]."""
+    """Weights [experts, in, out] of blocks [experts, out, in / 32, 16] and scales [experts, out, in / 32], of uint8."""
     experts, outside, groups, _ = blocks.shape
-    weights = np.empty((experts, 32 * groups, outside), ml_dtypes.bfloat16)
+    weights = np.empty((experts, 32 * groups, outside), BFLOAT16)
     for expert in range(experts):  # one at a time, since the way there is wider than the result
         pairs = np.stack([blocks[expert] & 15, blocks[expert] >> 4], axis=-1).reshape(outside, groups, 32)
         exponent = scales[expert].astype(np.int32) - 127

@@ -1,7 +1,7 @@
 """Parameters into folders that transformers, vLLM and SGLang load."""
 
 import json
-from collections.abc import Mapping, Set
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +13,11 @@ from searchrl_jax.models.config import DecoderConfig
 from searchrl_jax.models.decoder import Params
 from searchrl_jax.models.hf import dense
 from searchrl_jax.models.hf.config import PretrainedConfig, pretrained_config
-from searchrl_jax.models.hf.families import complete, family_of
 from searchrl_jax.models.hf.folder import CONFIG, new_folder, write_tensors
-from searchrl_jax.models.hf.load import open_checkpoint, parameter_shapes
+from searchrl_jax.models.hf.load import open_checkpoint
+from searchrl_jax.models.hf.outline import Outline, outline
 from searchrl_jax.models.hf.stored import StoredCheckpoint, StoredTensor
-from searchrl_jax.models.hf.table import Row, rows_of
+from searchrl_jax.models.hf.table import Row
 
 
 def save_pretrained(path: str | Path, config: DecoderConfig, params: Params) -> None:
@@ -37,41 +37,42 @@ def save_pretrained(path: str | Path, config: DecoderConfig, params: Params) -> 
         ValueError: `path` is in use, the parameters aren't those of `config`, the source is gone or is of another
             configuration, or no other program could load the model.
     """
-    origin = origin_of(config)
-    family = family_of(origin.config)
-    shapes = {name: each.shape for name, each in parameter_shapes(config).items()}
-    rows = rows_of(family.table(complete(origin.config)), shapes)
+    origin, model = origin_of(config)
     arrays = flatten_dict(params, sep="/")
-    _check(arrays, shapes, may_be_wide={row.path for row in rows if row.may_be_wide})
-    tensors = {row.name: stored_element(row, arrays[row.path]) for row in rows}
-    tensors |= {name: each for name, each in origin.tensors.items() if name.startswith(family.carried)}
+    _check(arrays, model)
+    dtype = arrays["embedding"].dtype
+    tensors = {row.name: _stored(row, [arrays[name] for name in row.paths], dtype, origin) for row in model.rows}
+    tensors |= {name: each for name, each in origin.tensors.items() if name.startswith(model.carried)}
     with new_folder(path) as folder:
-        described = json.dumps(_of_dtype(origin.config, arrays["embedding"].dtype), indent=2)
+        described = json.dumps(_of_dtype(origin.config, dtype), indent=2)
         (folder / CONFIG).write_text(described + "\n", encoding="utf-8")
         for name, read in origin.files.items():
             (folder / name).write_bytes(read())
         write_tensors(folder, tensors)
 
 
-def origin_of(config: DecoderConfig) -> StoredCheckpoint:
+def origin_of(config: DecoderConfig) -> tuple[StoredCheckpoint, Outline]:
     """The checkpoint that a configuration was loaded from; one of a config.json alone where it has no source.
 
     Raises:
         ValueError: the source is gone or describes another decoder, or no family describes the configuration.
     """
     if not isinstance(config, PretrainedConfig):
-        return StoredCheckpoint("a decoder trained from nothing", dense.describe(config), {}, {})
+        described = dense.describe(config)
+        return StoredCheckpoint("a decoder trained from nothing", described, {}, {}), outline(described)
     origin = open_checkpoint(config.source)
-    described = family_of(origin.config).decoder_config(complete(origin.config))
-    if pretrained_config(described, config.source) != config:
+    model = outline(origin.config)
+    if pretrained_config(model.decoder, config.source) != config:
         raise ValueError(
             f"{config.source}: expected the configuration {config}, which was loaded from there, but it describes "
-            f"{described}; save with the configuration that load_pretrained gave"
+            f"{model.decoder}; save with the configuration that load_pretrained gave"
         )
-    return origin
+    return origin, model
 
 
-def _check(arrays: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], may_be_wide: Set[str]) -> None:
+def _check(arrays: Mapping[str, Any], model: Outline) -> None:
+    shapes = model.shapes
+    may_be_wide = {name for row in model.rows for name in row.paths if row.may_be_wide or not row.layout.is_exact}
     faults = [f"missing {name}" for name in shapes if name not in arrays]
     faults += [f"extra {name}" for name in arrays if name not in shapes]
     for name in arrays.keys() & shapes.keys():
@@ -88,9 +89,20 @@ def _check(arrays: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], may
         )
 
 
-def stored_element(row: Row, array: jax.Array) -> StoredTensor:
-    """The tensor that element `row.index` of an array is stored as; it alone leaves the devices when it's read."""
-    return StoredTensor(row.shape, np.dtype(array.dtype), lambda: row.layout.theirs(jax.device_get(array[row.index])))
+def _stored(row: Row, arrays: Sequence[jax.Array], dtype: np.dtype, origin: StoredCheckpoint) -> StoredTensor:
+    """The tensor that a row's arrays are stored as; its elements alone leave the devices when it's read."""
+    layout = row.layout
+
+    def read() -> np.ndarray:
+        pieces = [np.asarray(jax.device_get(array[row.index])) for array in arrays]
+        stored = np.asarray(layout.theirs(*pieces))
+        if layout.is_exact:
+            return stored
+        before = origin.tensors[row.name].read()
+        is_unchanged = layout.ours(before, pieces[0].shape)[0] == pieces[0]
+        return np.where(is_unchanged, before.astype(dtype), stored.astype(dtype))
+
+    return StoredTensor(row.shape, np.dtype(arrays[0].dtype) if layout.is_exact else np.dtype(dtype), read)
 
 
 def _of_dtype(config: Mapping[str, Any], dtype: np.dtype) -> dict[str, Any]:

@@ -34,6 +34,8 @@ def test_the_base_and_what_peft_adds_are_the_merged_weights(tmp_path):
         "base_model_name_or_path": str(tmp_path / "base"),
         "r": RANK,
         "lora_alpha": ALPHA,
+        "rank_pattern": {},
+        "alpha_pattern": {},
         "target_modules": ["down_proj", "o_proj", "q_proj"],
         "lora_dropout": 0.0,
         "bias": "none",
