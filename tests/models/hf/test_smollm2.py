@@ -160,5 +160,5 @@ def greedy(config, params, prompts):
     stage, found = init_stage(cache, NEW), []
     for number in range(NEW):
         found.append(jnp.argmax(logits, -1))
-        logits, stage = step(params, cache, stage, jnp.int32(number), found[-1])
+        logits, stage = step(params, cache, stage, jnp.int32(number), found[-1], jnp.ones(rows, bool))
     return np.array(found).T.tolist()
