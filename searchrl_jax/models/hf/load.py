@@ -1,6 +1,7 @@
 """Checkpoints into parameters."""
 
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -16,6 +17,7 @@ from searchrl_jax.models.hf.folder import read_folder
 from searchrl_jax.models.hf.gguf_file import read_gguf
 from searchrl_jax.models.hf.outline import outline
 from searchrl_jax.models.hf.place import fill
+from searchrl_jax.models.hf.require import require
 from searchrl_jax.models.hf.stored import StoredCheckpoint
 from searchrl_jax.models.hf.table import Row, check
 from searchrl_jax.parallel.rules import tree_shardings
@@ -52,7 +54,7 @@ def load_pretrained(path: str | Path, mesh: Mesh | None = None) -> tuple[Pretrai
         return row.layout.ours(stored.tensors[row.name].read(), *shapes)[row.paths.index(name)]
 
     made = {name: jax.ShapeDtypeStruct(shape, dtype(name)) for name, shape in model.shapes.items()}
-    shardings = dict.fromkeys(made)
+    shardings: dict[str, Any] = dict.fromkeys(made)
     if mesh is not None:
         shardings = flatten_dict(tree_shardings(mesh, unflatten_dict(made, sep="/"), PARAMETER_AXES), sep="/")
     arrays = {
@@ -70,4 +72,6 @@ def open_checkpoint(path: str | Path) -> StoredCheckpoint:
         path = hub.fetch(str(path))
     path = Path(path)
     stored = read_gguf(path) if path.suffix == ".gguf" else read_folder(path)
-    return family_of(stored.config).opened(stored)
+    opened = family_of(stored.config).opened(stored)
+    require(opened.config, quantization_config=None)
+    return opened

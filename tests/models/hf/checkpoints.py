@@ -6,7 +6,7 @@ import numpy as np
 from flax.traverse_util import unflatten_dict
 from safetensors.numpy import load_file, save_file
 
-from searchrl_jax.models.hf.load import parameter_shapes
+from searchrl_jax.models.hf.outline import parameter_shapes
 
 # A Llama of 2 layers with 4 query heads and 2 key heads of 8, model width 24, feed-forward width 40, 30 tokens.
 LLAMA = {
@@ -93,7 +93,7 @@ def read(folder):
 def random_params(config, seed=0):
     """Parameters of a decoder, which numpy makes faster than the decoder's own initialisation."""
     rng = np.random.default_rng(seed)
-    arrays = {path: rng.normal(size=each.shape).astype(np.float32) for path, each in parameter_shapes(config).items()}
+    arrays = {path: rng.normal(size=shape).astype(np.float32) for path, shape in parameter_shapes(config).items()}
     return unflatten_dict(arrays, sep="/")
 
 

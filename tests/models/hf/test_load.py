@@ -108,6 +108,10 @@ def test_nothing_is_cast(tmp_path):
     [
         ({"model_type": "bert"}, "expected model_type to be one of llama, .* got 'bert'"),
         ({"attention_bias": True}, "expected attention_bias False, got True"),
+        (
+            {"quantization_config": {"quant_method": "fp8"}},
+            "expected quantization_config None, got {'quant_method': 'fp8'}",
+        ),
         ({"hidden_act": "gelu"}, "expected hidden_act 'silu', got 'gelu'"),
         (
             {"rope_scaling": {"rope_type": "linear", "factor": 4.0}},

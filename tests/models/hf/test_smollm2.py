@@ -1,6 +1,6 @@
 """SmolLM2-135M-Instruct, a real model out of a package: it says here what it says in transformers, bit for bit saved.
 
-Takes ten minutes and what `make pretrained` installs, with torch beside it; skipped where that is missing.
+Takes minutes and what `make pretrained` installs, with torch beside it; skipped where that is missing.
 """
 
 import functools
