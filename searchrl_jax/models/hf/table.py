@@ -71,7 +71,7 @@ def rows_of(entries: Iterable[Entry], shapes: Mapping[str, tuple[int, ...]], pat
     Raises:
         ValueError: an array has no entry, so that the family can't store it.
     """
-    rows = []
+    rows: list[Row] = []
     for entry in entries:
         for place, layer in enumerate(pattern):
             own = entry.ours
