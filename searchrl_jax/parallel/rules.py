@@ -18,6 +18,7 @@ RULES: Mapping[str, tuple[str, ...]] = {
     "heads": ("tensor",),
     "kv_heads": ("tensor",),
     "ff": ("tensor",),
+    "experts": (),
     "layers": (),
 }
 
@@ -54,7 +55,8 @@ def tree_shardings(
 
     Args:
         tree: arrays or `jax.ShapeDtypeStruct`s.
-        axes: logical names by path: dict keys joined by "/", or field names where a path has no dict key.
+        axes: logical names by path: dict keys joined by "/", or field names where a path has no dict key. Keys that are
+            numbers, the place of a layer in its period, are left out.
         rules: mesh axes by logical name.
 
     Raises:
@@ -87,7 +89,7 @@ def tree_shardings(
 
 
 def _name(path: tuple) -> str:
-    keys = [str(key.key) for key in path if isinstance(key, DictKey)]
+    keys = [str(key.key) for key in path if isinstance(key, DictKey) and not str(key.key).isdigit()]
     return "/".join(keys or [key.name for key in path if isinstance(key, GetAttrKey)])
 
 

@@ -12,7 +12,16 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from searchrl_jax.models.cache import Cache, init_cache, init_stage, rows_of, staged_entries, write_rows
+from searchrl_jax.models.cache import (
+    Cache,
+    init_cache,
+    init_stage,
+    reset_all,
+    reset_row,
+    rows_of,
+    staged_entries,
+    write_rows,
+)
 from searchrl_jax.models.config import DecoderConfig
 from searchrl_jax.models.decoder import Params, append, decode_step
 from searchrl_jax.ops.sampling import sample
@@ -133,8 +142,8 @@ class Engine:
             static_argnames=("bucket", "temperature", "top_p"),
             out_shardings=(cache_sharding, sampled_sharding, sampled_sharding, sampled_sharding),
         )
-        self._reset = jax.jit(_reset_slot, donate_argnames="cache", out_shardings=cache_sharding)
-        self._empty = jax.jit(_empty_slots, donate_argnames="cache", out_shardings=cache_sharding)
+        self._reset = jax.jit(reset_row, donate_argnames="cache", out_shardings=cache_sharding)
+        self._empty = jax.jit(reset_all, donate_argnames="cache", out_shardings=cache_sharding)
 
     def start(self, slot: int, uid: int, ids: Sequence[int], offset: int = 0) -> None:
         """Gives `slot` to the trajectory `uid`, which begins with `ids`; what the slot held is forgotten.
@@ -228,14 +237,6 @@ class Engine:
         return Chunk(tokens, logprobs, count)
 
 
-def _reset_slot(cache: Cache, slot: Int[Array, ""]) -> Cache:
-    return Cache(cache.k, cache.v, conv=cache.conv.at[:, slot].set(0), length=cache.length.at[slot].set(0))
-
-
-def _empty_slots(cache: Cache) -> Cache:
-    return Cache(cache.k, cache.v, conv=jnp.zeros_like(cache.conv), length=jnp.zeros_like(cache.length))
-
-
 def _append_rows(
     config: DecoderConfig,
     params: Params,
@@ -277,7 +278,7 @@ def _decode_chunk(
 
     def advance(state: tuple) -> tuple:
         i, stage, last, is_live, count, tokens, logprobs = state
-        logits, stage = decode_step(config, params, rows, stage, i, last)
+        logits, stage = decode_step(config, params, rows, stage, i, last, is_live)
         keys = jax.vmap(jax.random.fold_in)(row_keys, offsets + cache.length + i + 1)
         token, logprob = sample(keys, logits, temperature=temperature, top_p=top_p)
         token = jnp.where(is_live, token, last)
@@ -297,5 +298,5 @@ def _decode_chunk(
         jnp.zeros((B, steps), jnp.float32),
     )
     _, stage, _, _, count, tokens, logprobs = jax.lax.while_loop(is_running, advance, state)
-    cache = write_rows(cache, staged_entries(stage, count, cache.conv.shape[2]), count, jnp.arange(B))
+    cache = write_rows(cache, staged_entries(stage, count), count, jnp.arange(B))
     return cache, tokens, logprobs, count

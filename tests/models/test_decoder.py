@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from searchrl_jax.models.cache import init_cache, init_stage, rows_of, staged_entries, write_rows
-from searchrl_jax.models.config import DecoderConfig
+from searchrl_jax.models.config import DecoderConfig, Delta, Layer
 from searchrl_jax.models.decoder import append, decode_step, forward, init_params, unembed
 from searchrl_jax.ops.convolution import causal_convolution
 from searchrl_jax.testing.tiny import tiny_decoder_config, tiny_params
@@ -45,13 +45,13 @@ def plain(tokens, config=CONFIG, params=PARAMS):
 
 def decode(config, params, cache, fed, num_fed):
     """Logits [steps, B, V] of feeding `fed` [B, steps] one by one, and the cache that keeps `num_fed` of each row."""
-    steps = fed.shape[1]
+    steps, num_fed = fed.shape[1], jnp.asarray(num_fed)
     stage, logits = init_stage(cache, steps), []
     for i in range(steps):
-        out, stage = jitted_step(config, params, cache, stage, jnp.int32(i), fed[:, i])
+        out, stage = jitted_step(config, params, cache, stage, jnp.int32(i), fed[:, i], i < num_fed)
         logits.append(out)
-    entries = staged_entries(stage, jnp.asarray(num_fed), cache.conv.shape[2])
-    return np.stack(logits), jitted_write(cache, entries, jnp.asarray(num_fed), jnp.arange(len(fed)))
+    entries = staged_entries(stage, num_fed)
+    return np.stack(logits), jitted_write(cache, entries, num_fed, jnp.arange(len(fed)))
 
 
 @pytest.mark.parametrize("conv_width", [4, 0])
@@ -96,7 +96,7 @@ def test_rows_go_to_their_slots_and_leave_the_others_alone():
     _, entries = jitted_append(CONFIG, PARAMS, rows_of(cache, jnp.arange(3), 32), TOKENS[:, :6], num_new)
     cache = jitted_write(cache, entries, num_new, jnp.array([3, 0, 2]))
     np.testing.assert_array_equal(cache.length, [6, 0, 6, 6])
-    assert not np.any(np.asarray(cache.k)[:, 1])
+    assert not np.any(np.asarray(cache.k[0])[:, 1])
     # Two rows of real work and one of padding, whose slot is one of the two: it must not be touched again.
     slots, num_new = jnp.array([2, 3, 2]), jnp.array([3, 2, 0])
     more = np.stack([TOKENS[2, 6:12], TOKENS[0, 6:12], np.zeros(6, int)])
@@ -106,8 +106,8 @@ def test_rows_go_to_their_slots_and_leave_the_others_alone():
     np.testing.assert_allclose(got[0, :3], want[2, 6:9], atol=2e-4)
     np.testing.assert_allclose(got[1, :2], want[0, 6:8], atol=2e-4)
     np.testing.assert_array_equal(after.length, [6, 0, 9, 8])
-    np.testing.assert_array_equal(after.k[:, 0], cache.k[:, 0])
-    np.testing.assert_array_equal(after.conv[:, 2], np.asarray(entries.conv)[:, 0])
+    np.testing.assert_array_equal(after.k[0][:, 0], cache.k[0][:, 0])
+    np.testing.assert_array_equal(after.conv[0][:, 2], np.asarray(entries.conv[0])[:, 0])
 
 
 @pytest.mark.parametrize("poison", [1e6, np.nan])
@@ -118,7 +118,7 @@ def test_what_stands_past_a_row_s_length_is_not_read(poison):
     past = (np.arange(32)[None] >= np.asarray(num)[:, None])[None, :, None, :, None]
     # A weight of 0 times a NaN value is NaN, so values are poisoned with a large number: a cache holds no NaN unless
     # the parameters do.
-    poisoned = clean.replace(k=jnp.where(past, poison, clean.k), v=jnp.where(past, 1e6, clean.v))
+    poisoned = clean.replace(k=(jnp.where(past, poison, clean.k[0]),), v=(jnp.where(past, 1e6, clean.v[0]),))
     got = []
     for state in (clean, poisoned):
         appended, _ = jitted_append(CONFIG, PARAMS, state, TOKENS[:, 6:12], jnp.array([6, 6, 6]))
@@ -206,8 +206,18 @@ def test_logits_of_a_low_precision_decoder_are_float32():
     assert unembed(CONFIG, low, jnp.ones((2, CONFIG.model_dim), jnp.bfloat16)).dtype == jnp.float32
 
 
-@pytest.mark.parametrize(("name", "value"), [("num_kv_heads", 3), ("head_dim", 7)])
-def test_shapes_that_make_no_decoder_are_refused(name, value):
+@pytest.mark.parametrize(
+    ("name", "value", "says"),
+    [
+        ("num_kv_heads", 3, "num_heads: expected a multiple of num_kv_heads \\(3\\), got 4"),
+        ("head_dim", 7, "head_dim: expected an even number"),
+        ("pattern", (Layer(), Layer()), "num_layers: expected a multiple of the pattern's 2 layers, got 1"),
+        ("pattern", (Layer(num_kv_heads=3),), "num_heads: expected a multiple of num_kv_heads \\(3\\), got 4"),
+        ("pattern", (Layer("delta"),), 'delta: expected the heads of the "delta" layers'),
+        ("delta", Delta(2, 3, 4, 4, 4), "delta.num_value_heads: expected a multiple of num_key_heads \\(2\\), got 3"),
+    ],
+)
+def test_shapes_that_make_no_decoder_are_refused(name, value, says):
     good = dict(vocab_size=9, num_layers=1, model_dim=8, ff_dim=8, num_heads=4, num_kv_heads=2, head_dim=8)
-    with pytest.raises(ValueError, match="num_heads|head_dim"):
+    with pytest.raises(ValueError, match=says):
         DecoderConfig(**{**good, name: value})

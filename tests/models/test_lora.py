@@ -2,6 +2,7 @@
 
 import functools
 import typing
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +12,7 @@ import pytest
 from searchrl_jax.config.overlays import settings
 from searchrl_jax.models.axes import ADAPTED, ADAPTER_AXES
 from searchrl_jax.models.cache import init_cache, init_stage, rows_of
+from searchrl_jax.models.config import Delta, Experts, Layer
 from searchrl_jax.models.decoder import append, decode_step, forward, unembed
 from searchrl_jax.models.lora import attach, init_adapters, merge
 from searchrl_jax.testing.tiny import tiny_decoder_config, tiny_params
@@ -114,13 +116,42 @@ def test_appending_and_decoding_read_the_adapters_too():
     def cached(params):
         cache = rows_of(init_cache(CONFIG, 2, 16), jnp.arange(2), 16)
         hidden, _ = append(CONFIG, params, cache, TOKENS, jnp.array([6, 6]))
-        step, _ = decode_step(CONFIG, params, cache, init_stage(cache, 4), jnp.int32(0), TOKENS[:, 0])
+        step, _ = decode_step(
+            CONFIG, params, cache, init_stage(cache, 4), jnp.int32(0), TOKENS[:, 0], jnp.ones(2, bool)
+        )
         return unembed(CONFIG, params, hidden), step
 
     attached, merged, base = (cached(p) for p in (attach(BASE, adapters, SCALE), merge(BASE, adapters, SCALE), BASE))
     for got, want, without in zip(attached, merged, base, strict=True):
         np.testing.assert_allclose(got, want, atol=1e-4, rtol=1e-4)
         assert np.abs(want - without).max() > 0.1
+
+
+def test_a_period_of_unlike_layers_has_adapters_by_place():
+    config = replace(
+        CONFIG,
+        num_layers=4,
+        conv_width=0,
+        pattern=(Layer("delta"), Layer(reads_keys=True)),
+        delta=Delta(2, 4, 6, 10, 4),
+    )
+    base = tiny_params(config, jax.random.key(0))
+    fresh = init_adapters(base, ("q", "v", "down"), RANK, jax.random.key(1))
+    assert {place: set(pairs) for place, pairs in fresh["layers"].items()} == {
+        "0": {"q", "v", "down"},
+        "1": {"q", "down"},
+    }
+    assert not np.array_equal(fresh["layers"]["0"]["down"]["a"], fresh["layers"]["1"]["down"]["a"])
+    adapters = jax.tree.map(lambda x: x + 0.1, fresh)
+    both = [
+        unembed(config, params, forward(config, params, TOKENS, POSITIONS, SEGMENTS))
+        for params in (attach(base, adapters, SCALE), merge(base, adapters, SCALE), base)
+    ]
+    np.testing.assert_allclose(both[0], both[1], atol=1e-4, rtol=1e-4)
+    assert np.abs(both[1] - both[2]).max() > 0.1
+    sparse = tiny_params(replace(CONFIG, experts=Experts(2, 1)), jax.random.key(0))
+    with pytest.raises(ValueError, match="no layer of this decoder has a matrix 'gate'"):
+        init_adapters(sparse, ("q", "gate"), RANK, jax.random.key(1))
 
 
 def test_gradients_follow_from_that_of_the_full_weights():

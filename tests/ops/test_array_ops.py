@@ -8,7 +8,7 @@ import pytest
 from searchrl_jax.ops.convolution import causal_convolution, convolution_state
 from searchrl_jax.ops.linear import project
 from searchrl_jax.ops.norm import rms_norm
-from searchrl_jax.ops.rope import rotary_tables, rotate
+from searchrl_jax.ops.rope import Yarn, rotary_tables, rotate
 
 
 @pytest.fixture
@@ -41,6 +41,35 @@ def test_rotate_turns_each_pair_by_its_angle(rng):
         turned = (x[b, t, n, i] + 1j * x[b, t, n, i + 3]) * np.exp(1j * positions[b, t] * 100.0 ** (-2 * i / 6))
         np.testing.assert_allclose(got[b, t, n, i], turned.real, atol=2e-5)
         np.testing.assert_allclose(got[b, t, n, i + 3], turned.imag, atol=2e-5)
+
+
+def test_tables_of_few_dimensions_leave_the_rest_of_a_head_alone(rng):
+    x = rng.normal(size=(1, 2, 3, 10)).astype(np.float32)
+    tables = rotary_tables(np.array([[3, 50]]), 4, 100.0)
+    got = rotate(x, *tables)
+    np.testing.assert_array_equal(got[..., 4:], x[..., 4:])
+    np.testing.assert_array_equal(got[..., :4], rotate(x[..., :4], *tables))
+
+
+def test_pairs_outside_the_turning_share_stand_still():
+    cosine, sine = rotary_tables(np.array([[3, 50]]), 10, 100.0, turning=0.5)
+    full = rotary_tables(np.array([[3, 50]]), 10, 100.0)
+    np.testing.assert_array_equal(cosine[..., :2], full[0][..., :2])
+    np.testing.assert_array_equal(cosine[..., 2:], np.ones((1, 2, 3)))
+    np.testing.assert_array_equal(sine[..., 2:], np.zeros((1, 2, 3)))
+
+
+def test_yarn_stretches_slow_pairs_by_its_factor_and_fast_ones_not_at_all():
+    yarn = Yarn(factor=8.0, original_length=64, fast=4.0, slow=1.0)
+    cosine, sine = rotary_tables(np.array([[1]]), 32, 1e4, yarn=yarn)
+    angle = np.arctan2(sine, cosine)[0, 0]
+    plain = 1e4 ** (-np.arange(16) / 16)
+    turns = 64 * plain / (2 * np.pi)
+    np.testing.assert_allclose(angle[turns >= 4], plain[turns >= 4], rtol=1e-5)
+    np.testing.assert_allclose(angle[turns <= 1], plain[turns <= 1] / 8, rtol=1e-5)
+    between = (turns > 1) & (turns < 4)
+    assert between.any() and np.all(angle[between] < plain[between]) and np.all(angle[between] > plain[between] / 8)
+    np.testing.assert_allclose(np.hypot(cosine, sine), 0.1 * np.log(8) + 1, rtol=1e-6)
 
 
 def test_rotated_products_depend_on_distance_alone(rng):

@@ -97,6 +97,31 @@ def test_attend_causally_equals_the_full_mask_for_any_chunk(chunk):
     np.testing.assert_allclose(got, loop(q, k, v, mask), atol=1e-5)
 
 
+@pytest.mark.parametrize(("chunk", "window"), [(2, 1), (3, 2), (7, 3), (2, 7)])
+def test_a_window_shuts_out_what_is_further_back(chunk, window):
+    rng = np.random.default_rng(2)
+    q = rng.normal(size=(B, 7, N, H)).astype(np.float32)
+    k, v = rng.normal(size=(2, B, K, 7, H)).astype(np.float32)
+    segment_ids = np.array([[1, 1, 1, 2, 2, 0, 0], [1, 2, 2, 2, 2, 2, 2]])
+    mask = (
+        (segment_ids[:, :, None] == segment_ids[:, None, :]) & np.tri(7, dtype=bool) & ~np.tri(7, k=-window, dtype=bool)
+    )
+    got = attend_causally(q, k, v, segment_ids, chunk=chunk, window=window)
+    np.testing.assert_allclose(got, loop(q, k, v, mask), atol=1e-5)
+
+
+def test_a_sink_is_a_key_that_everyone_reads_and_whose_value_is_nothing(arrays):
+    q, k, v, mask = arrays
+    sink = np.array([-30.0, 0.5, 2.0, 60.0], np.float32)
+    got = attend(q, [KeyBlock(k, v, mask)], sink=sink, scale=0.3)
+    for b, t, n in np.ndindex(B, T, N):
+        readable = np.flatnonzero(mask[b, t])
+        scores = np.array([0.3 * np.dot(q[b, t, n], k[b, n // 2, s]) for s in readable] + [sink[n]], float)
+        weights = np.exp(scores - scores.max())
+        want = (weights / weights.sum())[:-1] @ v[b, n // 2, readable]
+        np.testing.assert_allclose(got[b, t, n], want, atol=1e-5)
+
+
 def test_the_output_has_the_dtype_of_the_query(arrays):
     q, k, v, mask = arrays
     low = [jnp.asarray(x, jnp.bfloat16) for x in (q, k, v)]

@@ -140,7 +140,7 @@ def main():
     whole = [full_step(m) for m in (None, make_mesh(1, 2, 1, jax.devices()[:2]), mesh)]
     (alone_lora, loss_alone), (spread_lora, loss_spread) = adapter_step(None), adapter_step(mesh)
     parts = {name: spread_lora.params["layers"][name] for name in ("q", "down")}
-    gate = eight[3].params["layers"]["gate"]
+    gate, k = eight[3].params["layers"]["gate"], spread[0].cache.k[0]
     moved = jax.tree.map(lambda a, b: float(np.abs(a - b).max()), one[0], PARAMS)
     differ = jax.tree.map(lambda a, b: float(np.abs(a - b).max()), one[0], eight[0])
     print(
@@ -164,7 +164,7 @@ def main():
                 "moment": list(eight[3].opt_state[1][0].mu["layers"]["gate"].addressable_shards[0].data.shape),
                 "ids": [alone[0].ids, spread[0].ids],
                 "log_probs": float(np.abs(alone[1] - spread[1]).max()),
-                "cache": [list(spread[0].cache.k.shape), list(spread[0].cache.k.addressable_shards[0].data.shape)],
+                "cache": [list(k.shape), list(k.addressable_shards[0].data.shape)],
                 "compiled": [
                     spread[0]._append._cache_size(),
                     alone[0]._append._cache_size(),

@@ -1,5 +1,7 @@
 """Meshes and rules, on one device: what is refused, and what each parameter is."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,6 +11,7 @@ from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
 from searchrl_jax.models.axes import CACHE_AXES, PARAMETER_AXES, VALUE_HEAD_AXES
 from searchrl_jax.models.cache import init_cache
+from searchrl_jax.models.config import Delta, Experts, Layer
 from searchrl_jax.models.decoder import init_params
 from searchrl_jax.models.value import init_value_head
 from searchrl_jax.parallel.mesh import AXES, make_mesh
@@ -44,14 +47,34 @@ def test_a_mesh_that_the_devices_do_not_make_is_refused(sizes, says):
 
 
 def test_every_parameter_has_a_rule_and_every_rule_a_parameter(shapes):
-    assert set(paths(shapes)) == set(PARAMETER_AXES)
+    hybrid = replace(
+        CONFIG,
+        pattern=(Layer("delta"), Layer()),
+        delta=Delta(num_key_heads=2, num_value_heads=4, key_dim=6, value_dim=10, conv_width=4),
+        has_output_gate=True,
+        has_qkv_bias=True,
+        has_tied_embedding=False,
+    )
+    sparse = replace(CONFIG, experts=Experts(2, 1, limit=7.0), has_sinks=True, is_gemma=True)
+    found = set(paths(shapes))
+    for config in (hybrid, sparse):
+        others = jax.eval_shape(lambda config=config: init_params(config, jax.random.key(0)))
+        tree_shardings(EIGHT, others, PARAMETER_AXES)
+        found |= set(paths(others))
+        cache = jax.eval_shape(lambda config=config: init_cache(config, 8, 16))
+        tree_shardings(EIGHT, cache, CACHE_AXES)
+    assert found == set(PARAMETER_AXES)
     head = jax.eval_shape(lambda: init_value_head(CONFIG, jax.random.key(0)))
     assert set(paths(head)) == set(VALUE_HEAD_AXES)
     tree_shardings(EIGHT, head, VALUE_HEAD_AXES)
 
 
 def paths(tree):
-    return ["/".join(key.key for key in path) for path, _ in jax.tree_util.tree_flatten_with_path(tree)[0]]
+    """Names, without a layer's place in its period."""
+    return [
+        "/".join(key.key for key in path if not key.key.isdigit())
+        for path, _ in jax.tree_util.tree_flatten_with_path(tree)[0]
+    ]
 
 
 def test_large_parameters_are_split_over_fsdp_and_tensor(shapes):
@@ -77,8 +100,8 @@ def test_a_train_state_follows_its_parameters(shapes):
 def test_a_cache_is_split_by_slot_and_key_head():
     cache = jax.eval_shape(lambda: init_cache(CONFIG, 8, 16))
     got = tree_shardings(EIGHT, cache, CACHE_AXES)
-    assert got.k.shard_shape(cache.k.shape) == (2, 2, 1, 16, 8)
-    assert got.conv.shard_shape(cache.conv.shape) == (2, 2, 3, 32)
+    assert got.k[0].shard_shape(cache.k[0].shape) == (2, 2, 1, 16, 8)
+    assert got.conv[0].shard_shape(cache.conv[0].shape) == (2, 2, 3, 32)
 
 
 def test_a_mesh_axis_is_used_once_in_an_array():

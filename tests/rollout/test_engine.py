@@ -1,12 +1,14 @@
 """The slot engine: what it samples, whatever the slots, the company and the history of a slot."""
 
 import functools
+from dataclasses import replace
 
 import jax
 import numpy as np
 import pytest
 
 from searchrl_jax.core.random import token_key
+from searchrl_jax.models.config import Delta, Layer
 from searchrl_jax.models.decoder import forward, unembed
 from searchrl_jax.ops.sampling import processed_log_probs, sample
 from searchrl_jax.rollout.engine import Engine, Sampling, Shapes, smallest_fitting
@@ -20,8 +22,8 @@ RUN = jax.random.key(9)
 PROMPTS = {7: [5, 6, 7, 8, 9], 8: [10, 11], 9: [12, 13, 14, 15, 16, 17, 18, 19, 20, 21]}
 
 
-def make(slots):
-    return Engine(CONFIG, Shapes(slots, 48, 4, (slots,), (6,), (64,)), STOP, RUN)
+def make(slots, config=CONFIG):
+    return Engine(config, Shapes(slots, 48, 4, (slots,), (6,), (64,)), STOP, RUN)
 
 
 @pytest.fixture(scope="module")
@@ -83,6 +85,25 @@ def test_company_slots_and_former_occupants_change_nothing(engine):
     assert wide == together
 
 
+def test_a_recurrent_state_is_its_slot_s_own_and_never_stale():
+    config = replace(
+        CONFIG, conv_width=0, pattern=(Layer("delta"), Layer(window=9)), delta=Delta(2, 4, 6, 10, 4), rotary_dim=4
+    )
+    params, other = (tiny_params(config, jax.random.key(seed)) for seed in (0, 5))
+    engine = make(3, config)
+    play(engine, (0, 1, 2), (9, 7, 8), params=other)
+    ids, log_probs = play(engine, (2, 1, 0), (7, 8, 9), params=params)
+    tokens = np.zeros((3, 24), np.int32)
+    for row, sequence in enumerate(ids.values()):
+        tokens[row, : len(sequence)] = sequence
+    positions = np.broadcast_to(np.arange(24), tokens.shape)
+    full = jax.jit(lambda p: unembed(config, p, forward(config, p, tokens, positions, np.ones_like(tokens))))
+    want = np.asarray(jax.nn.log_softmax(full(params)))
+    for row, (uid, sequence) in enumerate(ids.items()):
+        at = np.arange(len(PROMPTS[uid]), len(sequence))
+        np.testing.assert_allclose(log_probs[uid], want[row, at - 1, np.array(sequence)[at]], atol=1e-4)
+
+
 def test_new_weights_leave_nothing_of_the_old_in_the_cache(engine):
     fresh = play(make(3), (0,), (9,), params=OTHER)
     play(engine, (0,), (9,), params=PARAMS)
@@ -101,7 +122,7 @@ def test_slots_that_were_set_aside_go_on_as_if_nothing_had_happened(engine):
     play(engine, (0, 1, 2), (8, 7, 9), params=OTHER)
     engine.put_back(aside)
     assert engine.offsets.tolist()[:2] == [0, 40], "or random keys would come twice"
-    assert engine.held.tolist() == [0, 0, 0] and not engine.cache.length.any() and not engine.cache.conv.any()
+    assert engine.held.tolist() == [0, 0, 0] and not engine.cache.length.any() and not engine.cache.conv[0].any()
     found = first.logprobs[0, : first.count[0]].tolist()
     budget[:2] -= first.count[:2]
     while budget[0] and engine.ids[0][-1] != STOP:
