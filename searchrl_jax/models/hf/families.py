@@ -53,7 +53,7 @@ def family_of(config: Mapping[str, Any]) -> Family:
     Raises:
         ValueError: it is of none of them.
     """
-    kind = config.get("model_type")
+    kind = str(config.get("model_type"))
     if kind not in FAMILIES:
         raise ValueError(f"config.json: expected model_type to be one of {', '.join(FAMILIES)}, got {kind!r}")
     return FAMILIES[kind]
