@@ -127,6 +127,7 @@ def test_appending_and_decoding_read_the_adapters_too():
         assert np.abs(want - without).max() > 0.1
 
 
+@pytest.mark.slow
 def test_a_period_of_unlike_layers_has_adapters_by_place():
     config = replace(
         CONFIG,

@@ -123,8 +123,8 @@ def test_what_does_not_divide_is_refused_unless_it_is_replicated(shapes):
 
 
 def test_a_parameter_without_a_rule_is_refused(shapes):
-    with pytest.raises(ValueError, match="layers/router: expected a path out of"):
-        tree_shardings(EIGHT, {"layers": {"router": shapes["layers"]["gate"]}}, PARAMETER_AXES)
+    with pytest.raises(ValueError, match="layers/width: expected a path out of"):
+        tree_shardings(EIGHT, {"layers": {"width": shapes["layers"]["gate"]}}, PARAMETER_AXES)
     with pytest.raises(ValueError, match="embedding: expected 2 dimensions"):
         tree_shardings(EIGHT, {"embedding": shapes["layers"]["gate"]}, PARAMETER_AXES)
 

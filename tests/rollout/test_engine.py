@@ -85,6 +85,7 @@ def test_company_slots_and_former_occupants_change_nothing(engine):
     assert wide == together
 
 
+@pytest.mark.slow
 def test_a_recurrent_state_is_its_slot_s_own_and_never_stale():
     config = replace(
         CONFIG, conv_width=0, pattern=(Layer("delta"), Layer(window=9)), delta=Delta(2, 4, 6, 10, 4), rotary_dim=4
