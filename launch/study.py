@@ -23,11 +23,11 @@ def main(argv: Sequence[str]) -> int:
 
     try:
         configs, summaries = zip(*map(read_run, chosen.workdir), strict=True)
+        runs = list(zip(labels(configs), summaries, strict=True))
+        print(json.dumps(dict(runs)) if chosen.json else f"{gains_table(runs)}\n{margins_table(runs)}")
     except ValueError as error:
         print(f"launch/study.py: error: {error}", file=sys.stderr)
         return 2
-    runs = list(zip(labels(configs), summaries, strict=True))
-    print(json.dumps(dict(runs)) if chosen.json else f"{gains_table(runs)}\n{margins_table(runs)}")
     return 0
 
 

@@ -61,9 +61,19 @@ def gains_table(runs: Sequence[tuple[str, Summaries]]) -> str:
 
 
 def margins_table(runs: Sequence[tuple[str, Summaries]], retriever: str = "bm25") -> str:
-    """The tuned agent's nDCG@10, and how far it is above `retriever`, over all tasks and in each slice."""
+    """The tuned agent's nDCG@10, and how far it is above `retriever`, over all tasks and in each slice.
+
+    Raises:
+        ValueError: the runs were evaluated on other slices, so that one column cannot hold them.
+    """
     first = next(iter(runs[0][1].values()))
     slices = list(first["agents"]["tuned"]["slices"])
+    for label, summaries in runs:
+        found = list(next(iter(summaries.values()))["agents"]["tuned"]["slices"])
+        if found != slices:
+            raise ValueError(
+                f"{label}: expected the slices {slices} of the first run, got {found}; compare runs of one data set"
+            )
     rows = [["run", "temperature", "all tasks", *map(slice_name, slices)]]
     one_shot = first["agents"][retriever]
     values = [one_shot["ndcg@10"], *(one_shot["slices"][name]["ndcg@10"] for name in slices)]

@@ -80,3 +80,11 @@ def test_a_run_that_is_not_finished_is_named(tmp_path: Path, capsys: pytest.Capt
     assert study([str(tmp_path)]) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1 and error.startswith("launch/study.py: error: ") and str(tmp_path) in error
+
+
+def test_runs_of_other_slices_are_not_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    one, other = finished(tmp_path / "a", 0.75, seed=0), finished(tmp_path / "b", 0.75, seed=1)
+    for path in (other / "evaluation").glob("*.json"):
+        path.write_text(path.read_text().replace("known_item", "own"))
+    assert study([str(one), str(other)]) == 2
+    assert "seed=1: expected the slices ['known_item', 'bridge']" in capsys.readouterr().err

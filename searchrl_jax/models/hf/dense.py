@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from searchrl_jax.models.config import DecoderConfig
+from searchrl_jax.models.hf.layers import sizes_of
 from searchrl_jax.models.hf.layout import FLAT, LINEAR
 from searchrl_jax.models.hf.require import require
 from searchrl_jax.models.hf.table import Entry
@@ -40,17 +41,10 @@ def decoder_config(config: Mapping[str, Any]) -> DecoderConfig:
     require(config, attention_bias=False, mlp_bias=False, use_sliding_window=False, hidden_act="silu")
     rope = config["rope_parameters"]
     require(rope, rope_type="default", partial_rotary_factor=1.0)
-    family, heads = config["model_type"], config["num_attention_heads"]
+    family = config["model_type"]
     return DecoderConfig(
-        vocab_size=config["vocab_size"],
-        num_layers=config["num_hidden_layers"],
-        model_dim=config["hidden_size"],
-        ff_dim=config["intermediate_size"],
-        num_heads=heads,
-        num_kv_heads=config["num_key_value_heads"],
-        head_dim=config.get("head_dim") or config["hidden_size"] // heads,
+        **sizes_of(config),
         rope_theta=rope["rope_theta"],
-        norm_epsilon=config["rms_norm_eps"],
         has_tied_embedding=config["tie_word_embeddings"],
         has_qk_norm=family.startswith("qwen3"),
         has_qkv_bias=family == "qwen2",

@@ -6,7 +6,7 @@ from typing import Any
 
 from searchrl_jax.models.config import DecoderConfig, Experts, Layer
 from searchrl_jax.models.hf import dense
-from searchrl_jax.models.hf.layers import pattern_of
+from searchrl_jax.models.hf.layers import pattern_of, sizes_of
 from searchrl_jax.models.hf.layout import INTERLEAVED, LINEAR
 from searchrl_jax.models.hf.require import require
 from searchrl_jax.models.hf.table import Entry
@@ -60,15 +60,8 @@ def gpt_oss_config(config: Mapping[str, Any]) -> DecoderConfig:
     require(rope, rope_type="yarn", truncate=False, attention_factor=None, mscale=None, mscale_all_dim=None)
     kinds = {"sliding_attention": Layer(window=config["sliding_window"]), "full_attention": Layer()}
     return DecoderConfig(
-        vocab_size=config["vocab_size"],
-        num_layers=config["num_hidden_layers"],
-        model_dim=config["hidden_size"],
-        ff_dim=config["intermediate_size"],
-        num_heads=config["num_attention_heads"],
-        num_kv_heads=config["num_key_value_heads"],
-        head_dim=config["head_dim"],
+        **sizes_of(config),
         rope_theta=rope["rope_theta"],
-        norm_epsilon=config["rms_norm_eps"],
         pattern=pattern_of(config["layer_types"], kinds),
         yarn=Yarn(
             factor=rope["factor"],

@@ -8,6 +8,7 @@ import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -41,7 +42,8 @@ def read_folder(path: Path) -> StoredCheckpoint:
     """The checkpoint in a folder: its config.json and safetensors shards. Only headers are read.
 
     Raises:
-        ValueError: there is no such folder, no config.json, no safetensors, or two shards hold one tensor.
+        ValueError: there is no such folder, no config.json, no safetensors, a file is damaged, or two shards hold one
+            tensor.
     """
     if not (path / CONFIG).is_file():
         raise ValueError(f"{path}: expected a folder with a {CONFIG}; give one, a .gguf file or hf://owner/name")
@@ -56,12 +58,24 @@ def read_folder(path: Path) -> StoredCheckpoint:
         for each in sorted(path.iterdir())
         if each.suffix in _CARRIED and each.name != CONFIG and not each.name.endswith(".index.json")
     }
-    return StoredCheckpoint(str(path), json.loads((path / CONFIG).read_text(encoding="utf-8")), tensors, files)
+    return StoredCheckpoint(str(path), _read_json(path / CONFIG), tensors, files)
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path}: expected JSON, but {error}; fetch it anew") from error
+    if not isinstance(found, dict):
+        raise ValueError(f"{path}: expected a JSON object, got {type(found).__name__}; fetch it anew")
+    return found
 
 
 def _shards(path: Path) -> list[Path]:
     if (path / INDEX).is_file():
-        weight_map = json.loads((path / INDEX).read_text(encoding="utf-8"))["weight_map"]
+        weight_map = _read_json(path / INDEX).get("weight_map")
+        if not isinstance(weight_map, dict):
+            raise ValueError(f"{path / INDEX}: expected a weight_map of tensors and files; fetch it anew")
         shards = [path / name for name in sorted(set(weight_map.values()))]
     else:
         shards = [path / SINGLE]
@@ -75,16 +89,20 @@ def _shards(path: Path) -> list[Path]:
 
 
 def _tensors(shard: Path) -> dict[str, StoredTensor]:
-    from safetensors import safe_open
+    from safetensors import SafetensorError, safe_open
 
-    with safe_open(shard, framework="numpy") as file:
-        slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 (it is no mapping)
-        return {
-            name: StoredTensor(
-                tuple(each.get_shape()), np.dtype(_DTYPES[each.get_dtype()]), functools.partial(_read, shard, name)
-            )
-            for name, each in slices.items()
-        }
+    try:
+        with safe_open(shard, framework="numpy") as file:
+            slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 (it is no mapping)
+            headers = {name: (tuple(each.get_shape()), each.get_dtype()) for name, each in slices.items()}
+    except SafetensorError as error:
+        raise ValueError(f"{shard}: expected a whole safetensors file, but {error}; fetch it anew") from error
+    if unknown := sorted({dtype for _, dtype in headers.values()} - _DTYPES.keys()):
+        raise ValueError(f"{shard}: expected tensors of {', '.join(_DTYPES)}, got {', '.join(unknown)}")
+    return {
+        name: StoredTensor(shape, np.dtype(_DTYPES[dtype]), functools.partial(_read, shard, name))
+        for name, (shape, dtype) in headers.items()
+    }
 
 
 def _read(shard: Path, name: str) -> np.ndarray:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from searchrl_jax.models.config import DecoderConfig, Delta, Layer
-from searchrl_jax.models.hf.layers import pattern_of
+from searchrl_jax.models.hf.layers import pattern_of, sizes_of
 from searchrl_jax.models.hf.layout import LESS_ONE, LINEAR, STACKED, STACKED_BY_HEAD, TAPS
 from searchrl_jax.models.hf.require import require
 from searchrl_jax.models.hf.table import Entry
@@ -56,15 +56,8 @@ def decoder_config(config: Mapping[str, Any]) -> DecoderConfig:
     require(rope, rope_type="default")
     kinds = {"linear_attention": Layer("delta"), "full_attention": Layer()}
     return DecoderConfig(
-        vocab_size=text["vocab_size"],
-        num_layers=text["num_hidden_layers"],
-        model_dim=text["hidden_size"],
-        ff_dim=text["intermediate_size"],
-        num_heads=text["num_attention_heads"],
-        num_kv_heads=text["num_key_value_heads"],
-        head_dim=text["head_dim"],
+        **sizes_of(text),
         rope_theta=rope["rope_theta"],
-        norm_epsilon=text["rms_norm_eps"],
         pattern=pattern_of(text["layer_types"], kinds),
         rotary_dim=int(text["head_dim"] * rope["partial_rotary_factor"]),
         delta=Delta(

@@ -144,6 +144,29 @@ def test_a_shard_that_is_missing_or_doubled_is_refused(tmp_path):
         load_pretrained(folder)
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("config.json", b"{", "config.json: expected JSON"),
+        ("config.json", b"[]", "config.json: expected a JSON object, got list"),
+        ("model.safetensors", b"", "model.safetensors: expected a whole safetensors file"),
+        ("model.safetensors", b"\xff" * 64, "model.safetensors: expected a whole safetensors file"),
+        ("model.safetensors.index.json", b"{}", "index.json: expected a weight_map"),
+    ],
+)
+def test_a_damaged_file_is_named(llama, name, content, message):
+    (llama / name).write_bytes(content)
+    with pytest.raises(ValueError, match=message):
+        load_pretrained(llama)
+
+
+def test_a_shard_that_was_cut_is_named(llama):
+    shard = llama / "model.safetensors"
+    shard.write_bytes(shard.read_bytes()[:-100])
+    with pytest.raises(ValueError, match="expected a whole safetensors file"):
+        load_pretrained(llama)
+
+
 def test_on_a_mesh_parameters_lie_where_the_rules_say(llama):
     mesh = make_mesh(1, 1, 1)
     _, params = load_pretrained(llama, mesh)
