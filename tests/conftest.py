@@ -11,6 +11,9 @@ import pytest
 
 from searchrl_jax.testing.tiny import tiny_documents, tiny_tasks
 
+# Compiling is nearly all that so small models do. Nothing is fused either, so that adding 0 changes no bit.
+jax.config.update("jax_disable_most_optimizations", True)
+
 LAUNCH = Path(__file__).resolve().parents[1] / "launch" / "tpu.py"
 
 SETTINGS: dict[str, Any] = {
@@ -99,12 +102,3 @@ def launch() -> Callable[[list[str]], int]:
     spec.loader.exec_module(module)
     main: Callable[[list[str]], int] = module.main
     return main
-
-
-@pytest.fixture(scope="module")
-def quick_compilation() -> Iterator[None]:
-    """Compiling is nearly all that so small a model does. Nothing is fused either, so adding 0 changes no bit."""
-    before = jax.config.values["jax_disable_most_optimizations"]
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", before)

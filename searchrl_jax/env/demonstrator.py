@@ -43,6 +43,10 @@ ODD_CHARACTERS = frozenset('"\\{}[]<>|')  # in a query they would need escapes, 
 GOOD, LAZY, RAMBLING, OVERLONG = "good", "lazy", "rambling", "overlong"
 
 
+class DemonstrationError(ValueError):
+    """Settings under which a style cannot be played; the message names them."""
+
+
 @dataclass(frozen=True)
 class Demonstration:
     """One episode, token by token; `is_action` is true on what a policy would have sampled.
@@ -99,13 +103,20 @@ class Demonstrator:
         self.styles, self.shares = list(shares), np.array(list(shares.values()))
 
     def demonstrate(self, task: Task, rng: np.random.Generator) -> Demonstration:
-        """One episode of `task`, in a style that `rng` draws."""
+        """One episode of `task`, in a style that `rng` draws.
+
+        Raises:
+            DemonstrationError: the limits or the documents leave that style no episode.
+        """
         style = self.styles[int(rng.choice(len(self.styles), p=self.shares))]
         play = _Play(self, task, rng)
         {GOOD: play.good, LAZY: play.lazy, RAMBLING: play.ramble, OVERLONG: play.overlong}[style]()
         result = play.episode.result
         if result is None or result.status is None:
-            raise ValueError(f"the {style} demonstration of task {task.task_id!r} did not end; raise env.max_turns")
+            raise DemonstrationError(
+                f"the {style} demonstration of task {task.task_id!r} did not end within {self.env.limits.max_turns} "
+                "turns; raise env.max_turns"
+            )
         return Demonstration(
             task_id=task.task_id,
             style=style,
@@ -183,7 +194,7 @@ class _Play:
             words = list(dict.fromkeys([*words, *others]))[: 2 * limit]
             ids = self.d.dialect.render_call(search_call(self.second, " ".join(words)))
         if len(ids) <= limit:
-            raise ValueError(
+            raise DemonstrationError(
                 f"warmup.overlong: expected sampling.sampling_max_tokens below {len(ids)}, the length of a query that "
                 f"holds the words of all documents, got {limit}; lower it, or set warmup.overlong to 0"
             )

@@ -1,12 +1,13 @@
 """What the policy reads after a search.
 
-    [6] numpy.polyfit: Least squares polynomial fit. See 6: numpy.polyval poly1d
+    [6] numpy.polyfit: Least squares polynomial fit. See 6: numpy.polyval + poly1d
     [7] numpy.roots: Return the roots of a polynomial with coefficients given in p.
     [2] numpy.poly                                               a document that was described before
     order:6,7,2,1,3,4,5                                          from the second search on: all so far, best first
 
 Names stand between spaces, never beside a comma, so that the tokenizer gives them the pieces they have in a query. The
-reference before them tells one document's names from another's that begin alike, for whoever copies them.
+reference before them tells one document's names from another's that begin alike, for whoever copies them, and the signs
+between them tell the place.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from searchrl_jax.data.schema import Document
 NO_RESULTS = "no results"
 NO_MORE_RESULTS = "no more results"
 LINKS_WORD = " See"  # stands before the names of linked documents
+LINK_SIGNS = "+&/"  # between these names, by place
 LEFT_OUT = "left out"  # stands for an older observation where the history is compressed
 NOTHING_FITS = "the results are too long to show"
 
@@ -184,9 +186,19 @@ def _details(document: Document, number: int, excluded_titles: Collection[str], 
     """`: start of the text. See number: names`, without what is empty."""
     words = " ".join(document.text.split()[: layout.words])
     links = [title for title in see_also_of(document.metadata) if title not in excluded_titles][: layout.see_also]
-    # Names of one word need no separator; titles that hold spaces do.
-    names = " ; ".join(links) if any(" " in title for title in links) else " ".join(_siblings_shortened(links))
+    # One sign that no title holds would do for all names; signs that differ do not for titles, which may hold any.
+    names = " ; ".join(links) if any(" " in title for title in links) else _enumerated(_siblings_shortened(links))
     return (f": {words}" if words else "") + (f"{LINKS_WORD} {number}: {names}" if names else "")
+
+
+def _enumerated(names: Sequence[str]) -> str:
+    """The names with signs between them that differ from place to place, which no index reads.
+
+    Where names begin and end alike, whoever copies them loses count otherwise, and writes one of them for ever:
+    dynamic_slice + dynamic_update_slice & dynamic_slice_in_dim.
+    """
+    following = (f" {LINK_SIGNS[place % len(LINK_SIGNS)]} {name}" for place, name in enumerate(names[1:]))
+    return "".join([*names[:1], *following])
 
 
 def _siblings_shortened(names: Sequence[str]) -> list[str]:

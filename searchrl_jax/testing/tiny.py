@@ -1,9 +1,13 @@
 """A dozen linked documents, tasks over them, a tokenizer, an environment and a decoder, each as small as it can be."""
 
+import functools
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import jax
-from jaxtyping import Array, Key
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array
 
 from searchrl_jax.data.schema import Document, Task
 from searchrl_jax.env import Limits, SearchEnv
@@ -114,10 +118,18 @@ def tiny_decoder_config(vocab_size: int, *, conv_width: int = 4) -> DecoderConfi
     )
 
 
-def tiny_params(config: DecoderConfig, key: Key[Array, ""]) -> Params:
-    """Parameters in which everything matters: fresh ones plus noise, so that no convolution or norm is the identity."""
-    params = init_params(config, jax.random.fold_in(key, 0))
-    leaves, structure = jax.tree.flatten(params)
-    keys = jax.random.split(jax.random.fold_in(key, 1), len(leaves))
-    noisy = [leaf + 0.2 * jax.random.normal(k, leaf.shape) for leaf, k in zip(leaves, keys, strict=True)]
-    return jax.tree.unflatten(structure, noisy)
+def tiny_params(config: DecoderConfig, seed: int) -> Params:
+    """Parameters in which everything matters: no convolution, norm or bias is what it begins as.
+
+    Of the shapes of `init_params`, drawn by numpy: what JAX draws it compiles first, leaf by leaf, for many seconds.
+    """
+    rng = np.random.default_rng(seed)
+    shapes = jax.eval_shape(functools.partial(init_params, config), jax.random.key(0))
+
+    def draw(path: tuple[Any, ...], leaf: jax.ShapeDtypeStruct) -> Array:
+        name, noise = jax.tree_util.keystr(path, simple=True, separator="/"), rng.normal(size=leaf.shape)
+        drawn = 1 + 0.2 * noise if name.endswith("scale") else (0.8 if "conv" in name else 0.25) * noise
+        return jnp.asarray(drawn, leaf.dtype)
+
+    params: Params = jax.tree_util.tree_map_with_path(draw, shapes)
+    return params

@@ -49,6 +49,8 @@ def compare_and_report(
     """
     folder = workdir / "evaluation"
     folder.mkdir(exist_ok=True)
+    if (workdir / "report.html").exists():
+        print(f"the run in {workdir} is finished; its results again (another --workdir begins a new run)", flush=True)
     tasks = work.tasks["test"][: experiment.evaluation.tasks or None]
     one_shot = one_shot_records(work.retrievers, tasks)
     seconds["evaluation"] = 0.0

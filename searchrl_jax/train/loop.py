@@ -19,7 +19,7 @@ from searchrl_jax.config.schema import RESUMABLE_CHANGES, Experiment, mixing_wei
 from searchrl_jax.core.random import named_key
 from searchrl_jax.data.schema import Task
 from searchrl_jax.data.stream import TaskStream
-from searchrl_jax.env.demonstrator import Demonstrator
+from searchrl_jax.env.demonstrator import DemonstrationError, Demonstrator
 from searchrl_jax.evaluation.agents import play_tasks
 from searchrl_jax.evaluation.rescore import TOLERANCE, rescored_metrics, titles_of
 from searchrl_jax.models.axes import CACHE_AXES, PARAMETER_AXES
@@ -84,7 +84,7 @@ def run(
             raise SetupError(str(error)) from error
         try:
             return job.finish()
-        except CheckpointMismatch as error:
+        except (CheckpointMismatch, DemonstrationError) as error:
             raise SetupError(str(error)) from error
 
 

@@ -10,7 +10,7 @@ from searchrl_jax.config.schema import WarmupConfig
 from searchrl_jax.data.schema import Task
 from searchrl_jax.env.demonstrator import GOOD, LAZY, OVERLONG, RAMBLING, Demonstrator
 from searchrl_jax.env.history import rows_between
-from searchrl_jax.env.observations import LINKS_WORD
+from searchrl_jax.env.observations import LINK_SIGNS, LINKS_WORD
 from searchrl_jax.rollout.batch import Rows, RowShape, Sample, fill, pack
 from searchrl_jax.text.pretrained import PretrainedTokenizer
 from searchrl_jax.text.tokenizer import Tokenizer
@@ -34,7 +34,8 @@ def make_warmup_optimizer(config: WarmupConfig) -> optax.GradientTransformation:
     return optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(schedule, b2=0.98, weight_decay=0.01))
 
 
-LAYOUT = f"[1]: {LINKS_WORD} 1:\norder:1,\nerror:"  # what an observation puts around the words of documents
+# What an observation puts around the words of documents.
+LAYOUT = f"[1]: {LINKS_WORD} 1: {' '.join(LINK_SIGNS)}\norder:1,\nerror:"
 
 
 class Scrambler:

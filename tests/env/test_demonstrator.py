@@ -72,7 +72,7 @@ def test_good_reads_a_page_and_searches_for_the_names_on_it() -> None:
         assert first.arguments == more.arguments and first.name in TOOLS
         assert (more.name, names.name, last.name) == (TOOLS[0], TOOLS[0], "submit")
         number = names.arguments["query"].split()[1].rstrip(":")
-        assert names.arguments["query"].split() == ["See", f"{number}:", "tiny.pear", "plum"]
+        assert names.arguments["query"].split() == ["See", f"{number}:", "tiny.pear", "+", "plum"]
         text = DIALECT.tokenizer.decode(demonstration.token_ids.tolist())
         assert f"[{number}] tiny.apple: " in text
         before = text[: text.index(f'"query": " See {number}:')]

@@ -22,7 +22,7 @@ def layout(words=4, see_also=2, tokens=100, short_repeats=True):
 def test_hits_are_lines_of_reference_title_text_and_links():
     text, shown = render_hits("q", [POLYFIT, ROOTS, ECLIPSE], References(), (), layout())
     assert text.split("\n") == [
-        "[1] numpy.polyfit: Least squares polynomial fit. See 1: numpy.polyval poly1d",
+        "[1] numpy.polyfit: Least squares polynomial fit. See 1: numpy.polyval + poly1d",
         "[2] numpy.roots: Return the roots of",
         "[3] Solar eclipse: The moon hides the See 3: Lunar eclipse ; Moon",
     ]
@@ -98,7 +98,7 @@ def test_the_line_of_the_order_names_ten_and_keeps_within_the_budget():
 
 def test_a_hit_cut_to_its_title_is_described_when_it_fits():
     references = References()
-    text, _ = render_hits("q", [POLYFIT, ROOTS], references, (), layout(words=9, tokens=17))
+    text, _ = render_hits("q", [POLYFIT, ROOTS], references, (), layout(words=9, tokens=18))
     assert text.split("\n")[1] == "[2] numpy.roots"
     text, _ = render_hits("q", [ROOTS], references, (), layout())
     assert text == "[2] numpy.roots: Return the roots of\norder:2,1"
@@ -109,7 +109,9 @@ def test_a_name_is_shortened_by_the_parent_of_the_name_before_it():
     text, _ = render_hits(
         "q", [Document("d", "text", "name", {"see_also": links})], References(), (), layout(words=0, see_also=9)
     )
-    assert text.split("\n")[0] == "[1] name See 1: numpy.polyval poly1d numpy.ma.polyfit numpy.roots roots poly"
+    assert (
+        text.split("\n")[0] == "[1] name See 1: numpy.polyval + poly1d & numpy.ma.polyfit / numpy.roots + roots & poly"
+    )
 
 
 def test_nothing_found_and_nothing_that_fits_are_said():
@@ -123,7 +125,7 @@ def test_nothing_found_and_nothing_that_fits_are_said():
 
 def test_excluded_names_are_not_among_the_links():
     text, _ = render_hits("q", [POLYFIT], References(), {"numpy.polyval"}, layout())
-    assert text.endswith("See 1: numpy.poly1d roots")
+    assert text.endswith("See 1: numpy.poly1d + roots")
 
 
 def test_no_words_and_no_links_leave_the_title():

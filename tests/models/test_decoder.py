@@ -16,7 +16,7 @@ from searchrl_jax.testing.tiny import tiny_decoder_config, tiny_params
 
 V, L = 50, 24
 CONFIG = tiny_decoder_config(V)
-PARAMS = tiny_params(CONFIG, jax.random.key(0))
+PARAMS = tiny_params(CONFIG, 0)
 TOKENS = np.random.default_rng(0).integers(0, V, (3, L))
 
 
@@ -57,7 +57,7 @@ def decode(config, params, cache, fed, num_fed):
 @pytest.mark.parametrize("conv_width", [4, 0])
 def test_ragged_appends_and_chunks_equal_the_full_forward(conv_width):
     config = tiny_decoder_config(V, conv_width=conv_width)
-    params = tiny_params(config, jax.random.key(0))
+    params = tiny_params(config, 0)
     want = plain(TOKENS, config, params)
     cache = init_cache(config, 3, 32)
     at = np.zeros(3, int)

@@ -15,8 +15,6 @@ from searchrl_jax.models.decoder import append, decode_step, forward, unembed
 REFERENCES = Path(__file__).with_name("references.npz")
 LENGTH, SLOTS, CAPACITY, STEPS = TOKENS.shape[1], 3, 32, 4
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 
 @pytest.fixture(scope="module", params=FAMILIES)
 def family(request):

@@ -13,8 +13,6 @@ from safetensors.numpy import load_file, save_file
 from searchrl_jax.models.hf import load_pretrained, save_pretrained
 from searchrl_jax.models.hf.config import pretrained_config
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 
 def write(folder, family, dtype):
     spec = FAMILIES[family]

@@ -19,13 +19,10 @@ from searchrl_jax.testing.tiny import tiny_decoder_config, tiny_params
 
 V, RANK, SCALE = 30, 3, 1.5
 CONFIG = tiny_decoder_config(V)
-BASE = tiny_params(CONFIG, jax.random.key(0))
+BASE = tiny_params(CONFIG, 0)
 TOKENS = np.random.default_rng(0).integers(0, V, (2, 6))
 POSITIONS = np.array([[0, 1, 2, 3, 4, 5], [0, 1, 2, 0, 1, 2]])
 SEGMENTS = np.array([[1, 1, 1, 1, 0, 0], [1, 1, 1, 2, 2, 2]])
-
-
-pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 
 @jax.jit
@@ -136,7 +133,7 @@ def test_a_period_of_unlike_layers_has_adapters_by_place():
         pattern=(Layer("delta"), Layer(reads_keys=True)),
         delta=Delta(2, 4, 6, 10, 4),
     )
-    base = tiny_params(config, jax.random.key(0))
+    base = tiny_params(config, 0)
     fresh = init_adapters(base, ("q", "v", "down"), RANK, jax.random.key(1))
     assert {place: set(pairs) for place, pairs in fresh["layers"].items()} == {
         "0": {"q", "v", "down"},
@@ -150,7 +147,7 @@ def test_a_period_of_unlike_layers_has_adapters_by_place():
     ]
     np.testing.assert_allclose(both[0], both[1], atol=1e-4, rtol=1e-4)
     assert np.abs(both[1] - both[2]).max() > 0.1
-    sparse = tiny_params(replace(CONFIG, experts=Experts(2, 1)), jax.random.key(0))
+    sparse = tiny_params(replace(CONFIG, experts=Experts(2, 1)), 0)
     with pytest.raises(ValueError, match="no layer of this decoder has a matrix 'gate'"):
         init_adapters(sparse, ("q", "gate"), RANK, jax.random.key(1))
 

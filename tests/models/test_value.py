@@ -9,7 +9,7 @@ from searchrl_jax.models.value import init_value_head, values
 from searchrl_jax.testing.tiny import tiny_decoder_config, tiny_params
 
 CONFIG = tiny_decoder_config(30)
-PARAMS = tiny_params(CONFIG, jax.random.key(0))
+PARAMS = tiny_params(CONFIG, 0)
 # Compiled once; the tests differ in arrays alone.
 jitted_values = jax.jit(values, static_argnums=0)
 TOKENS = np.random.default_rng(0).integers(0, 30, (2, 6))

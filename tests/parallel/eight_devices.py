@@ -20,7 +20,7 @@ from searchrl_jax.train.step import LossSpec, make_update
 
 CONFIG = tiny_decoder_config(60)
 OPTIMIZER = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-2))
-PARAMS = jax.device_get(tiny_params(CONFIG, jax.random.key(0)))
+PARAMS = jax.device_get(tiny_params(CONFIG, 0))
 
 
 def batches():

@@ -26,7 +26,7 @@ from searchrl_jax.rollout.storage import load_groups, save_groups
 from searchrl_jax.rollout.trajectory import Trajectory
 from searchrl_jax.testing.tiny import TOOLS, tiny_env, tiny_params
 
-OTHER = tiny_params(CONFIG, jax.random.key(5))
+OTHER = tiny_params(CONFIG, 5)
 P, G = 2, 3
 
 

@@ -25,7 +25,7 @@ DIALECT = tiny_dialect()
 TOKENIZER, STOP = DIALECT.tokenizer, DIALECT.stop_id
 TASKS = tiny_tasks()
 CONFIG = tiny_decoder_config(TOKENIZER.vocab_size)
-PARAMS = tiny_params(CONFIG, jax.random.key(0))
+PARAMS = tiny_params(CONFIG, 3)
 # Ends its turns often, so that an untrained policy sees every limit.
 PARAMS = {**PARAMS, "embedding": PARAMS["embedding"].at[STOP].multiply(4)}
 

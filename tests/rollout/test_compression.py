@@ -25,7 +25,7 @@ DIALECT = tiny_dialect()
 STOP = DIALECT.stop_id
 TASKS = tiny_tasks()
 CONFIG = tiny_decoder_config(DIALECT.tokenizer.vocab_size)
-PARAMS = tiny_params(CONFIG, jax.random.key(0))
+PARAMS = tiny_params(CONFIG, 3)
 # Ends its turns often, so that an untrained policy plays several.
 PARAMS = {**PARAMS, "embedding": PARAMS["embedding"].at[STOP].multiply(4)}
 GONE = DIALECT.render_observation(LEFT_OUT)

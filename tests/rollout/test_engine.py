@@ -16,8 +16,8 @@ from searchrl_jax.testing.tiny import tiny_decoder_config, tiny_params
 
 V, STOP = 40, 3
 CONFIG = tiny_decoder_config(V)
-PARAMS = tiny_params(CONFIG, jax.random.key(0))
-OTHER = tiny_params(CONFIG, jax.random.key(5))
+PARAMS = tiny_params(CONFIG, 0)
+OTHER = tiny_params(CONFIG, 5)
 RUN = jax.random.key(9)
 PROMPTS = {7: [5, 6, 7, 8, 9], 8: [10, 11], 9: [12, 13, 14, 15, 16, 17, 18, 19, 20, 21]}
 
@@ -90,7 +90,7 @@ def test_a_recurrent_state_is_its_slot_s_own_and_never_stale():
     config = replace(
         CONFIG, conv_width=0, pattern=(Layer("delta"), Layer(window=9)), delta=Delta(2, 4, 6, 10, 4), rotary_dim=4
     )
-    params, other = (tiny_params(config, jax.random.key(seed)) for seed in (0, 5))
+    params, other = (tiny_params(config, seed) for seed in (0, 5))
     engine = make(3, config)
     play(engine, (0, 1, 2), (9, 7, 8), params=other)
     ids, log_probs = play(engine, (2, 1, 0), (7, 8, 9), params=params)

@@ -24,9 +24,6 @@ CHANGES = {
 }
 
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
-
 def experiment(settings: dict[str, Any], workdir: Path, **changes: Any) -> Experiment:
     changes = {name.replace("__", "."): value for name, value in changes.items()}
     return with_overrides(Experiment(exp="mine", scale="tiny", workdir=str(workdir)), settings | CHANGES | changes)

@@ -22,13 +22,10 @@ from searchrl_jax.train.learner import Learner
 
 V = 40
 MODEL = replace(tiny_decoder_config(V, conv_width=0), num_layers=1)
-BASE = tiny_params(MODEL, jax.random.key(0))
+BASE = tiny_params(MODEL, 0)
 SHAPES = (RowShape(2, 40, 26),)
 PAGE = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
 MEMBERS = [(1.0, (3, 2)), (0.0, (1,)), (0.25, (2, 2, 2)), (0.0, (6,)), (0.5, (1, 4)), (None, (2,))]
-
-
-pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 
 def experiment(**settings: Any) -> Experiment:

@@ -24,11 +24,8 @@ from searchrl_jax.train.step import LossSpec, action_log_probs, make_update
 
 V, RANK, SCALE, RATE = 40, 3, 1.5, 1e-2
 MODEL = replace(tiny_decoder_config(V, conv_width=0), num_layers=1)
-BASE = tiny_params(MODEL, jax.random.key(0))
+BASE = tiny_params(MODEL, 0)
 SHAPE = RowShape(2, 40, 26)
-
-
-pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 
 def learner_with(**changes: Any) -> Learner:

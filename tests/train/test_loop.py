@@ -10,6 +10,7 @@ import pytest
 
 from searchrl_jax.config.overlays import to_json, with_overrides
 from searchrl_jax.config.schema import Experiment
+from searchrl_jax.env.demonstrator import DemonstrationError
 from searchrl_jax.env.rewards import STATUSES, SUBMITTED
 from searchrl_jax.train import loop
 from searchrl_jax.train.checkpoint import CheckpointMismatch
@@ -18,9 +19,6 @@ from searchrl_jax.train.tracker import read_rows
 
 METRICS = {"ndcg@10", "ndcg@10_completed", "failure_rate", "malformed_rate", "turns", "action_tokens", "seconds"}
 SLICES = {"known_item", "bridge"}
-
-
-pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 
 def documented_names(experiment: Experiment) -> tuple[set[str], set[str]]:
@@ -155,7 +153,8 @@ def test_whole_job(settings: dict[str, Any], tmp_path: Path, capsys: pytest.Capt
     for agent in ("base", "tuned"):
         assert again["agents"][agent] == summary["agents"][agent]
     assert again["differences"]["tuned-base"] == summary["differences"]["tuned-base"]
-    assert "step 1/2" not in printed and "evaluating" not in printed and "report: " in printed
+    assert "step 1/2" not in printed and "evaluating" not in printed
+    assert "is finished" in printed and "report: " in printed
 
     # Another configuration is refused, and what may change is not.
     with pytest.raises(SetupError, match=r"another configuration: seed is 0 there and 1 here"):
@@ -181,14 +180,17 @@ def test_what_cannot_begin_is_refused_before_any_work(
     assert {path.name for path in (tmp_path / "run").iterdir()} == {".lock"}
 
 
-def test_a_checkpoint_of_something_else_ends_a_run_with_its_message(
-    settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    "error", [CheckpointMismatch("expected another checkpoint"), DemonstrationError("raise env.max_turns")]
+)
+def test_what_the_user_can_mend_ends_a_run_with_its_message(
+    error: ValueError, settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def finish(_: object) -> None:
-        raise CheckpointMismatch("expected another checkpoint")
+        raise error
 
     monkeypatch.setattr(loop._Run, "finish", finish)
-    with pytest.raises(SetupError, match="expected another checkpoint"):
+    with pytest.raises(SetupError, match=str(error)):
         run(with_overrides(Experiment(exp="mine", scale="tiny", workdir=str(tmp_path / "run")), settings))
 
 

@@ -29,9 +29,6 @@ CHANGES = {
 }
 
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
-
 @pytest.mark.slow
 def test_killed_and_started_again_a_run_of_adapters_ends_bit_for_bit_the_same(
     settings: dict[str, Any],

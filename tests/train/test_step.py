@@ -16,7 +16,7 @@ from searchrl_jax.train.step import LossSpec, action_log_probs, loss_sums, make_
 
 V, L, A = 60, 48, 30
 CONFIG = tiny_decoder_config(V)
-PARAMS = tiny_params(CONFIG, jax.random.key(0))
+PARAMS = tiny_params(CONFIG, 0)
 PPO = LossSpec("ppo")
 # One shape for all tests, so that each function compiles once.
 SHAPE = RowShape(4, L, A)

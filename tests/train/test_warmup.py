@@ -179,7 +179,7 @@ def test_scrambling_renames_words_alike_and_leaves_the_rest() -> None:
 def test_scrambling_keeps_what_is_asked_and_what_lines_are_laid_out_with() -> None:
     source = stream(scrambled=1.0)
     known, bridge = (DIALECT.tokenizer.encode(text) for text in (" says how to", " point to"))
-    layout = [DIALECT.tokenizer.encode(text) for text in ("\n[1]", " See 1:", "\norder:")]
+    layout = [DIALECT.tokenizer.encode(text) for text in ("\n[1]", " See 1:", " +", "\norder:")]
     for n in range(20):
         (scrambled,), (plain,) = source.demonstration(n), stream().demonstration(n)
         ids, clean = scrambled.token_ids.tolist(), plain.token_ids.tolist()

@@ -3,13 +3,10 @@
 import json
 
 import numpy as np
-import pytest
 from checkpoints import LLAMA, random_adapters, random_tensors, read, write
 
 from searchrl_jax.models.hf import load_pretrained, save_adapters, save_pretrained
 from searchrl_jax.models.lora import merge
-
-pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 RANK, ALPHA = 3, 6.0
 

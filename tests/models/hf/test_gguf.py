@@ -12,8 +12,6 @@ from searchrl_jax.models.hf import load_pretrained
 from searchrl_jax.models.hf.gguf_file import _rotary_halves
 from searchrl_jax.models.hf.gguf_tokenizer import tokenizer_files
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 # The first two tokens of the alphabet's own, then pieces that merges make.
 TOKENS = ["<|end|>", "<|im_start|>", "<think>", "Ġ", "1", "2", "a", "b", "Ġa", "ab", "12"]
 METADATA = {

@@ -14,8 +14,6 @@ from searchrl_jax.models.hf import hub, load_pretrained
 from searchrl_jax.models.hf.place import fill
 from searchrl_jax.parallel.mesh import make_mesh
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 
 @pytest.fixture
 def llama(tmp_path):

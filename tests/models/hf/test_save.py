@@ -14,8 +14,6 @@ from searchrl_jax.models.hf import load_pretrained, save_pretrained
 from searchrl_jax.models.lora import attach, merge
 from searchrl_jax.testing.tiny import tiny_decoder_config
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 
 @pytest.fixture
 def llama(tmp_path):
