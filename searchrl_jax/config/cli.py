@@ -151,12 +151,13 @@ def _value(name: str, setting: Setting, words: list[str]) -> Any:
         with contextlib.suppress(SystemExit), contextlib.redirect_stderr(io.StringIO()):
             return tyro.cli(annotation, args=readable, config=_TYRO, console_outputs=False)
     got = " ".join(words)
+    came = repr(got) if words else "nothing"
     advice = "write --" + name + "=VALUE"
     if typing.get_origin(element) is Literal and (
         near := difflib.get_close_matches(got, [str(choice) for choice in typing.get_args(element)], n=1)
     ):
         advice = f"did you mean {near[0]}?"
-    raise UsageError(f"{name}: expected {describe(setting.annotation, setting.metadata)}, got {got!r}; {advice}")
+    raise UsageError(f"{name}: expected {describe(setting.annotation, setting.metadata)}, got {came}; {advice}")
 
 
 def _print_help(

@@ -101,7 +101,9 @@ def agent_bars(summary: Mapping[str, Any], metric: str = "ndcg@10", label: str =
     agents = summary["agents"]
     first = next(iter(agents.values()))
     groups = [f"all tasks\n(n = {first['tasks']})"]
-    groups += [f"{slice_name(key)}\n(n = {entry['tasks']})" for key, entry in first["slices"].items()]
+    # A user's own name may hold a dollar, which would begin a formula.
+    names = {key: slice_name(key).replace("$", r"\$") for key in first["slices"]}
+    groups += [f"{names[key]}\n(n = {entry['tasks']})" for key, entry in first["slices"].items()]
     figure = Figure(figsize=(2.0 + 1.9 * len(groups), 3.8), layout="constrained")
     axes = figure.subplots()
     width = 0.8 / len(agents)

@@ -211,4 +211,5 @@ def markdown_table(summary: Mapping[str, Any]) -> str:
 def markdown_rows(rows: Sequence[Sequence[str]], left: int) -> str:
     """A header and rows as a Markdown table, the first `left` columns aligned to the left."""
     rule = ["---" if i < left else "---:" for i in range(len(rows[0]))]
-    return "".join("| " + " | ".join(row) + " |\n" for row in [rows[0], rule, *rows[1:]])
+    cells = [[text.replace("|", "\\|") for text in row] for row in rows]
+    return "".join("| " + " | ".join(row) + " |\n" for row in [cells[0], rule, *cells[1:]])

@@ -64,7 +64,7 @@ class Analyzer:
         """
         if stemmer is not None and stemmer not in Stemmer.algorithms():
             known = ", ".join(sorted(Stemmer.algorithms()))
-            raise ValueError(f"stemmer must be None or one of {known}; got {stemmer!r}")
+            raise ValueError(f"stemmer: expected None or one of {known}, got {stemmer!r}; correct data.bm25_stemmer")
         self.stemmer = stemmer
         self.stopwords = tuple(sorted({word.lower() for word in stopwords}))
         self._dropped = frozenset(self.stopwords)

@@ -1,6 +1,7 @@
 """Tables, figures and the HTML report: what they show, and that untrusted text stays text."""
 
 import io
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -129,6 +130,17 @@ def test_markdown_rows_all_have_the_columns_of_their_header(summary: dict[str, A
     for block in markdown_table(summary).strip().split("\n\n"):
         assert len({line.count("|") for line in block.splitlines()}) == 1
     assert "| all tasks (40) | base |" in markdown_table(summary)
+
+
+def test_a_slice_may_be_called_anything(tmp_path: Path) -> None:
+    named = {
+        name: [replace(episode, slice="a|b $x_{" if episode.slice == "bridge" else "c") for episode in played]
+        for name, played in {"base": episodes(0.4, 12), "tuned": episodes(0.7, 1)}.items()
+    }
+    found = summarise(named, resamples=50)
+    assert r"| a\|b $x {" in markdown_table(found)
+    save_png(agent_bars(found), tmp_path / "bars.png")
+    assert (tmp_path / "bars.png").read_bytes().startswith(PNG)
 
 
 def test_learning_curves_draw_the_panels_that_have_values() -> None:
