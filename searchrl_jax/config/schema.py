@@ -359,9 +359,15 @@ class EnvConfig(Checked):
 
 @dataclass(frozen=True)
 class ModelConfig(Checked):
-    """Shape of the decoder."""
+    """The decoder: a pretrained one, or the shape of one that is trained from nothing."""
 
     group: ClassVar[str] = "model"
+    path: str = ""
+    """Checkpoint to begin with, which brings its shape and its tokenizer: a folder in Hugging Face format, a .gguf file
+    or hf://OWNER/NAME; empty for a decoder of the shape below, trained from nothing."""
+    dialect: Literal["hermes", "qwen3", "qwen3_6", "harmony", "gemma4", "plain"] = "hermes"
+    """How turns and calls are written: hermes by decoders trained from nothing, by a pretrained one as its family does
+    it; plain fits any that has an end token."""
     num_layers: int = field(default=4, metadata=within(1))
     """Decoder blocks."""
     model_dim: int = field(default=192, metadata=within(1))
@@ -382,7 +388,20 @@ class ModelConfig(Checked):
     """Taps of the causal convolution on what keys are made of; 0 for none."""
 
     def check(self) -> None:
-        """Heads share out evenly, and their size is even."""
+        """A checkpoint has its own shape and dialect. Heads share out evenly, and their size is even."""
+        if bool(self.path) == (self.dialect == "hermes"):
+            expected = "the dialect of its family, or plain," if self.path else "hermes"
+            raise ValueError(
+                f"model.dialect: expected {expected} with model.path={self.path!r}, got {self.dialect}; correct one of "
+                "the two"
+            )
+        for each in dataclasses.fields(self):
+            value = getattr(self, each.name)
+            if self.path and each.name not in ("path", "dialect") and value != each.default:
+                raise ValueError(
+                    f"model.{each.name}: expected {each.default} with a checkpoint, which has a shape of its own, got "
+                    f"{value}; leave it out"
+                )
         if self.num_heads % self.num_kv_heads:
             raise ValueError(
                 f"model.num_kv_heads: expected a divisor of model.num_heads = {self.num_heads}, "

@@ -192,7 +192,7 @@ class Player:
         history: list[int] = []
         if time.monotonic() - rollout.began > self.timeout_seconds:
             result = episode.fail(TOOL_FAILURE, f"the rollout took longer than {self.timeout_seconds} s")
-        elif sampled[-1] == self.engine.stop_id:
+        elif sampled[-1] in self.engine.stop_ids:
             try:
                 action = self.dialect.parse(sampled)
                 result = episode.step(action)
@@ -332,7 +332,7 @@ class Flight:
         for slot in acting:
             rollout, count = self._live[slot], int(chunk.count[slot])
             rollout.add(chunk.logprobs[slot, :count].tolist(), policy_version)
-            if count == budget[slot] or engine.ids[slot][-1] == engine.stop_id:
+            if count == budget[slot] or engine.ids[slot][-1] in engine.stop_ids:
                 # A copy: while the tool runs the slot may be set aside.
                 future = player.pool.submit(player.act, rollout, list(engine.ids[slot]))
                 self._in_tools[slot] = future

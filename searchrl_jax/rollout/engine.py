@@ -106,18 +106,18 @@ class Engine:
         self,
         config: DecoderConfig,
         shapes: Shapes,
-        stop_id: int,
+        stop_ids: Sequence[int],
         run_key: Key[Array, ""],
         cache_sharding: Any = None,
     ) -> None:
         """An engine with empty slots.
 
         Args:
-            stop_id: the token that ends a turn.
+            stop_ids: the tokens that end a turn.
             run_key: all sampling follows from it, a trajectory's uid and a token's position.
             cache_sharding: a `Cache` with a NamedSharding in the place of each array; None for one device.
         """
-        self.config, self.shapes, self.stop_id, self.run_key = config, shapes, stop_id, run_key
+        self.config, self.shapes, self.stop_ids, self.run_key = config, shapes, tuple(stop_ids), run_key
         self.cache = init_cache(config, shapes.slots, shapes.cache_length)
         sampled_sharding = None
         if cache_sharding is not None:
@@ -137,7 +137,7 @@ class Engine:
             out_shardings=cache_sharding,
         )
         self._decode = jax.jit(
-            functools.partial(_decode_chunk, config, shapes.chunk, stop_id),
+            functools.partial(_decode_chunk, config, shapes.chunk, self.stop_ids),
             donate_argnames="cache",
             static_argnames=("bucket", "temperature", "top_p"),
             out_shardings=(cache_sharding, sampled_sharding, sampled_sharding, sampled_sharding),
@@ -255,7 +255,7 @@ def _append_rows(
 def _decode_chunk(
     config: DecoderConfig,
     steps: int,
-    stop_id: int,
+    stop_ids: tuple[int, ...],
     params: Params,
     cache: Cache,
     run_key: Key[Array, ""],
@@ -285,7 +285,7 @@ def _decode_chunk(
         tokens = jax.lax.dynamic_update_slice_in_dim(tokens, token[:, None], i, axis=1)
         logprobs = jax.lax.dynamic_update_slice_in_dim(logprobs, logprob[:, None], i, axis=1)
         count = count + is_live
-        is_live = is_live & (token != stop_id) & (count < budget)
+        is_live = is_live & ~jnp.isin(token, jnp.array(stop_ids)) & (count < budget)
         return i + 1, stage, token, is_live, count, tokens, logprobs
 
     state = (

@@ -19,6 +19,7 @@ _ORDINARY = re.compile(
     r"[\s\u2581]+|</?(?:a|b|blockquote|body|caption|code|div|em|footer|h[1-6]|html|i|iframe|img|li|s|span|strong|sub|sup"
     r"|table|tbody|td|tfoot|th|thead|tr|u|ul)>"
 )
+TOKENIZER, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
 _UNKNOWN = "\N{REPLACEMENT CHARACTER}".encode()
 
 
@@ -71,12 +72,12 @@ class PretrainedTokenizer:
         Raises:
             ValueError: there is none.
         """
-        file = Path(path) / "tokenizer.json"
+        file = Path(path) / TOKENIZER
         if not file.is_file():
-            raise ValueError(f"expected a tokenizer.json in {path}, found none; give a folder in Hugging Face format")
-        settings = Path(path) / "tokenizer_config.json"
-        end = json.loads(settings.read_text(encoding="utf-8")).get("eos_token") if settings.is_file() else None
-        return cls(file.read_text(encoding="utf-8"), end["content"] if isinstance(end, dict) else end)
+            raise ValueError(f"expected a {TOKENIZER} in {path}, found none; give a folder in Hugging Face format")
+        settings = Path(path) / TOKENIZER_CONFIG
+        end = end_token(json.loads(settings.read_text(encoding="utf-8"))) if settings.is_file() else None
+        return cls(file.read_text(encoding="utf-8"), end)
 
     def encode(self, text: str) -> list[int]:
         """Ids of `text` as ordinary text: control strings in it become pieces, never their ids.
@@ -109,6 +110,12 @@ class PretrainedTokenizer:
             if not self.knows(id_):
                 raise ValueError(f"expected ids of tokens, got {id_}; decode with the tokenizer that encoded")
         return b"".join(self._bytes[id_] for id_ in ids)
+
+
+def end_token(settings: Mapping[str, Any]) -> str | None:
+    """The string of the token that a tokenizer_config.json calls the end of a sequence, if it does."""
+    end = settings.get("eos_token")
+    return end["content"] if isinstance(end, dict) else end
 
 
 def _bytes_of_ids(vocabulary: Mapping[str, int], added: Sequence[Mapping[str, Any]], decoder: str) -> dict[int, bytes]:

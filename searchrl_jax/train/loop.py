@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from searchrl_jax.config.overlays import to_json
@@ -25,6 +26,7 @@ from searchrl_jax.evaluation.rescore import TOLERANCE, rescored_metrics, titles_
 from searchrl_jax.models.axes import CACHE_AXES, PARAMETER_AXES
 from searchrl_jax.models.cache import init_cache
 from searchrl_jax.models.decoder import Params, init_params
+from searchrl_jax.models.hf import load_pretrained, save_adapters, save_pretrained
 from searchrl_jax.parallel.mesh import device_memory, make_mesh
 from searchrl_jax.parallel.rules import place_rows, tree_shardings
 from searchrl_jax.retrieval import Retriever
@@ -148,7 +150,7 @@ class _Run:
         engine = Engine(
             self.work.model,
             shapes,
-            self.work.dialect.stop_id,
+            self.work.dialect.stop_ids,
             named_key(experiment.seed, "rollout"),
             tree_shardings(self.mesh, cache, CACHE_AXES),
         )
@@ -203,12 +205,21 @@ class _Run:
         if self.stop.reason is not None:
             raise _interrupted(self.stop.reason)
 
+    def _beginning(self) -> Params:
+        """The parameters that all training begins with, float32 as all that is computed with them."""
+        path = self.experiment.model.path
+        if not path:
+            return init_params(self.work.model, named_key(self.experiment.seed, "init"))
+        print(f"reading the weights of {path}", flush=True)
+        _, params = load_pretrained(path, self.mesh)
+        return jax.tree.map(lambda x: x.astype(jnp.float32), params)
+
     # ------------------------------------------------------------------ behaviour cloning
 
     def _warm_up(self) -> Params:
         """The base agent's parameters."""
         experiment, config, work = self.experiment, self.experiment.warmup, self.work
-        params = init_params(work.model, named_key(experiment.seed, "init"))
+        params = self._beginning()
         count = sum(x.size for x in jax.tree.leaves(params))
         optimizer = make_warmup_optimizer(config)
         state = init_state(params, optimizer)
@@ -334,7 +345,22 @@ class _Run:
         log.close()
         checkpoints.close()
         self.seconds["rl"] = time.perf_counter() - began if total > done else seconds
-        return learner.merged()
+        tuned = learner.merged()
+        if experiment.model.path:
+            self._export(tuned, learner)
+        return tuned
+
+    def _export(self, tuned: Params, learner: Learner) -> None:
+        """The tuned model as others load it, in `model/`; adapters by themselves too, in `adapters/`, where no warm-up
+        changed what they add to."""
+        folders = {"model": lambda path: save_pretrained(path, self.work.model, tuned)}
+        if (lora := self.experiment.lora).lora_rank and not self.experiment.warmup.steps:
+            adapters = learner.state.params
+            folders["adapters"] = lambda path: save_adapters(path, self.work.model, adapters, lora.lora_alpha)
+        for name, save in folders.items():
+            if not (path := self.workdir / name).exists():
+                save(path)
+                print(f"saved {path}", flush=True)
 
     def _make_source(self, steps: int) -> GroupSource:
         """Where the groups of `steps` steps come from."""
@@ -390,7 +416,12 @@ class _Run:
         return metrics | {"timing_s/eval": time.perf_counter() - began}
 
     def _rescored(self, trajectories: Sequence[Trajectory], tasks: Sequence[Task], where: str) -> dict[str, float]:
-        """The metrics of the second reading, with a warning where it disagrees with the environment."""
+        """The metrics of the second reading, with a warning where it disagrees with the environment.
+
+        None in other dialects than hermes, which is all that it can read.
+        """
+        if self.experiment.model.dialect != "hermes":
+            return {}
         found = rescored_metrics(trajectories, tasks, self.titles)
         if found["rescored_ndcg_gap"] > TOLERANCE or found["rescored_inconsistent"]:
             print(

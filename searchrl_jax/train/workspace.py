@@ -13,9 +13,13 @@ from searchrl_jax.data.schema import Document, Task
 from searchrl_jax.env import Limits, RewardSpec, SearchEnv
 from searchrl_jax.env.observations import describe
 from searchrl_jax.models.config import DecoderConfig
+from searchrl_jax.models.hf import read_pretrained
 from searchrl_jax.retrieval import Retriever, build_index
+from searchrl_jax.text.dialect import Dialect, build_dialect
 from searchrl_jax.text.hermes import HermesDialect, call_scaffolds
+from searchrl_jax.text.pretrained import PretrainedTokenizer
 from searchrl_jax.text.tokenizer import Tokenizer, train_tokenizer
+from searchrl_jax.text.tools import search_tools
 from searchrl_jax.train.claims import claim
 
 
@@ -26,8 +30,8 @@ class Workspace:
     documents: Sequence[Document]
     tasks: Mapping[str, Sequence[Task]]
     retrievers: Mapping[str, Retriever]
-    tokenizer: Tokenizer
-    dialect: HermesDialect
+    tokenizer: Tokenizer | PretrainedTokenizer
+    dialect: Dialect
     env: SearchEnv
     model: DecoderConfig
 
@@ -37,15 +41,17 @@ def build_workspace(
     workdir: Path,
     wrap_tool: Callable[[Retriever], Retriever] = lambda retriever: retriever,
 ) -> Workspace:
-    """Reads or makes all parts. The tokenizer is kept in `workdir`, trained on the training side if it isn't there.
+    """Reads or makes all parts. A tokenizer is trained on the training side and kept in `workdir`, but for a checkpoint
+    that brings one.
 
     Args:
         wrap_tool: makes a tool of a retriever.
 
     Raises:
-        ValueError: the user's documents or tasks are faulty, a split is empty, or a question leaves an episode no room.
+        ValueError: the user's documents or tasks are faulty, a split is empty, the checkpoint is, or a question leaves
+            an episode no room.
     """
-    data, env, model = experiment.data, experiment.env, experiment.model
+    data, env = experiment.data, experiment.env
     if data.corpus == "pydocs":
         documents: Sequence[Document] = pydocs.load_documents()
         tasks: Mapping[str, Sequence[Task]] = pydocs.load_tasks(documents)
@@ -65,19 +71,7 @@ def build_workspace(
         "vector": build_index(documents, "vector", encoder="wordllama", index=data.vector_index),
     }
     tools = {f"{name}_search": wrap_tool(retriever) for name, retriever in retrievers.items()}
-    path = workdir / "tokenizer.json"
-    if not path.exists():
-        judged_elsewhere = {d for split in ("validation", "test") for task in tasks[split] for d in task.relevance}
-        texts = [
-            describe(document, number=1 + index % 30, words=24, see_also=env.see_also)
-            for index, document in enumerate(d for d in documents if d.doc_id not in judged_elsewhere)
-        ]
-        texts += [task.query for task in tasks["train"]]
-        partial = path.with_suffix(".partial")
-        train_tokenizer(texts, model.vocab_size, call_scaffolds(list(tools))).save(partial)
-        os.replace(partial, path)
-    tokenizer = Tokenizer.load(path)
-    dialect = HermesDialect(tokenizer)
+    decoder, tokenizer, dialect = _policy(experiment, workdir, documents, tasks, list(tools))
     limits = Limits(env.max_turns, experiment.sampling.sampling_max_tokens, env.max_tokens_per_episode)
     for task in (task for split in tasks.values() for task in split):
         length = len(dialect.render_prompt(task.query))
@@ -104,18 +98,46 @@ def build_workspace(
             count_tokens=lambda text: len(tokenizer.encode(text)),
             tool_timeout_seconds=env.tool_timeout,
         ),
-        model=DecoderConfig(
-            vocab_size=tokenizer.vocab_size,
-            num_layers=model.num_layers,
-            model_dim=model.model_dim,
-            ff_dim=model.ff_dim,
-            num_heads=model.num_heads,
-            num_kv_heads=model.num_kv_heads,
-            head_dim=model.head_dim,
-            rope_theta=model.rope_theta,
-            conv_width=model.conv_width,
-        ),
+        model=decoder,
     )
+
+
+def _policy(
+    experiment: Experiment,
+    workdir: Path,
+    documents: Sequence[Document],
+    tasks: Mapping[str, Sequence[Task]],
+    tools: Sequence[str],
+) -> tuple[DecoderConfig, Tokenizer | PretrainedTokenizer, Dialect]:
+    """The decoder's configuration, its tokenizer and its dialect: of the checkpoint, or of a decoder made here."""
+    model = experiment.model
+    if model.path:
+        config, pretrained = read_pretrained(model.path)
+        return config, pretrained, build_dialect(model.dialect, pretrained, search_tools(tools))
+    path = workdir / "tokenizer.json"
+    if not path.exists():
+        judged_elsewhere = {d for split in ("validation", "test") for task in tasks[split] for d in task.relevance}
+        texts = [
+            describe(document, number=1 + index % 30, words=24, see_also=experiment.env.see_also)
+            for index, document in enumerate(d for d in documents if d.doc_id not in judged_elsewhere)
+        ]
+        texts += [task.query for task in tasks["train"]]
+        partial = path.with_suffix(".partial")
+        train_tokenizer(texts, model.vocab_size, call_scaffolds(tools)).save(partial)
+        os.replace(partial, path)
+    tokenizer = Tokenizer.load(path)
+    shape = DecoderConfig(
+        vocab_size=tokenizer.vocab_size,
+        num_layers=model.num_layers,
+        model_dim=model.model_dim,
+        ff_dim=model.ff_dim,
+        num_heads=model.num_heads,
+        num_kv_heads=model.num_kv_heads,
+        head_dim=model.head_dim,
+        rope_theta=model.rope_theta,
+        conv_width=model.conv_width,
+    )
+    return shape, tokenizer, HermesDialect(tokenizer)
 
 
 def _claim_data(path: Path, documents: Sequence[Document], tasks: Mapping[str, Sequence[Task]]) -> None:

@@ -120,7 +120,7 @@ def sample(mesh):
         sharding = tree_shardings(mesh, cache, CACHE_AXES)
         params = jax.device_put(params, tree_shardings(mesh, params, PARAMETER_AXES))
         run = jax.device_put(run, replicated(mesh))
-    engine = Engine(CONFIG, shapes, 3, run, sharding)
+    engine = Engine(CONFIG, shapes, (3,), run, sharding)
     for slot, prompt in enumerate(([5, 6, 7, 8], [9, 10], [11] * 13, [12, 13, 14])):
         engine.start(slot, slot, prompt)
     log_probs = []

@@ -123,7 +123,7 @@ def assert_same(one, two):
 
 
 def make_engine(slots=4, chunk=4):
-    return Engine(CONFIG, Shapes(slots, 240, chunk, (slots,), (64,), (256,)), STOP, jax.random.key(1))
+    return Engine(CONFIG, Shapes(slots, 240, chunk, (slots,), (64,), (256,)), (STOP,), jax.random.key(1))
 
 
 @pytest.mark.parametrize("keep", [0, 1])

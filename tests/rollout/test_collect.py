@@ -34,7 +34,7 @@ class Scripted:
     """An engine whose policy says what the script of a uid says, with log-probability -id / 1000."""
 
     def __init__(self, scripts, slots=2, chunk=5, capacity=256):
-        self.scripts, self.stop_id = scripts, STOP
+        self.scripts, self.stop_ids = scripts, (STOP,)
         self.shapes = Shapes(slots, capacity, chunk, (slots,), (64,), (256,))
         self.ids = [[] for _ in range(slots)]
         self.left = [deque() for _ in range(slots)]
@@ -227,7 +227,7 @@ def test_an_untrained_policy_plays_the_same_whatever_the_slots():
     requests = [Request(100 + i, task) for i, task in enumerate(TASKS[:8])]
     played = {}
     for slots in (2, 5):
-        engine = Engine(CONFIG, Shapes(slots, 240, 4, (slots,), (64,), (256,)), STOP, jax.random.key(1))
+        engine = Engine(CONFIG, Shapes(slots, 240, 4, (slots,), (64,), (256,)), (STOP,), jax.random.key(1))
         player = Player(engine, tiny_env(DIALECT, limits), DIALECT, timeout_seconds=600, max_retries=0)
         played[slots] = player.play(PARAMS, requests, Sampling(), policy_version=0)
         again = player.play(PARAMS, requests, Sampling(), policy_version=0)

@@ -33,7 +33,7 @@ LIMITS = Limits(max_turns=4, max_tokens_per_turn=12, max_tokens_per_episode=240)
 
 
 def play(keep, *, slots=3, sampling=Sampling(), limits=LIMITS, tasks=TASKS[:6]):  # noqa: B008 (frozen)
-    engine = Engine(CONFIG, Shapes(slots, 240, 4, (slots,), (64,), (256,)), STOP, jax.random.key(1))
+    engine = Engine(CONFIG, Shapes(slots, 240, 4, (slots,), (64,), (256,)), (STOP,), jax.random.key(1))
     player = Player(
         engine, tiny_env(DIALECT, limits), DIALECT, timeout_seconds=600, max_retries=0, keep_observations=keep
     )
@@ -94,7 +94,7 @@ def test_what_is_sampled_does_not_depend_on_the_slots(played):
 
 
 def test_what_is_sampled_does_not_depend_on_what_is_played_in_between(played):
-    engine = Engine(CONFIG, Shapes(3, 240, 4, (3,), (64,), (256,)), STOP, jax.random.key(1))
+    engine = Engine(CONFIG, Shapes(3, 240, 4, (3,), (64,), (256,)), (STOP,), jax.random.key(1))
     players = [
         Player(engine, tiny_env(DIALECT, LIMITS), DIALECT, timeout_seconds=600, max_retries=0, keep_observations=1)
         for _ in range(2)
@@ -151,7 +151,7 @@ def test_the_key_of_a_token_is_that_of_its_place_in_the_trajectory():
     """With an offset the engine draws what it would draw there, whatever stands before."""
 
     def draw(offset, length):
-        engine = Engine(CONFIG, Shapes(1, 240, 4, (1,), (64,), (256,)), STOP, jax.random.key(1))
+        engine = Engine(CONFIG, Shapes(1, 240, 4, (1,), (64,), (256,)), (STOP,), jax.random.key(1))
         engine.start(0, 5, [7] * length, offset)
         engine.flush(flat)
         return engine.decode(flat, np.array([4], np.int32), Sampling()).tokens.tolist()

@@ -23,7 +23,7 @@ PROMPTS = {7: [5, 6, 7, 8, 9], 8: [10, 11], 9: [12, 13, 14, 15, 16, 17, 18, 19, 
 
 
 def make(slots, config=CONFIG):
-    return Engine(config, Shapes(slots, 48, 4, (slots,), (6,), (64,)), STOP, RUN)
+    return Engine(config, Shapes(slots, 48, 4, (slots,), (6,), (64,)), (STOP,), RUN)
 
 
 @pytest.fixture(scope="module")
@@ -73,6 +73,18 @@ def test_tokens_and_log_probabilities_are_those_of_the_full_forward(engine):
             assert int(token[0]) == sequence[position]
             got = log_probs[uid][position - begin]
             assert got == pytest.approx(float(want[0, position - 1, sequence[position]]), abs=1e-4)
+
+
+def test_any_of_several_stop_ids_ends_a_turn(engine):
+    ids, _ = play(engine, (0,), (9,))
+    begin = len(PROMPTS[9])
+    other = ids[9][begin + 1]
+    several = Engine(CONFIG, engine.shapes, (STOP, other), RUN)
+    several.start(0, 9, PROMPTS[9])
+    several.flush(PARAMS)
+    chunk = several.decode(PARAMS, np.array([4, 0, 0]), Sampling())
+    assert ids[9][begin:].index(other) + 1 == chunk.count[0] < 4
+    assert several.ids[0] == ids[9][: begin + int(chunk.count[0])]
 
 
 def test_company_slots_and_former_occupants_change_nothing(engine):

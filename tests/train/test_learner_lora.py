@@ -162,7 +162,7 @@ def test_packing_and_micro_batches_change_no_update() -> None:
 
 def test_the_engine_samples_from_the_adapters_that_the_learner_scores() -> None:
     params = attach(BASE, noisy(init_adapters(BASE, ADAPTED, RANK, jax.random.key(1))), SCALE)
-    engine = Engine(MODEL, Shapes(2, 32, 4, (2,), (8,), (32,)), 3, jax.random.key(1))
+    engine = Engine(MODEL, Shapes(2, 32, 4, (2,), (8,), (32,)), (3,), jax.random.key(1))
     is_action, stored = {}, {}
     for slot, prompt in enumerate(([5, 6, 7, 8], [9, 10])):
         engine.start(slot, slot, prompt)

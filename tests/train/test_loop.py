@@ -206,7 +206,7 @@ def test_disagreement_of_the_second_reading_is_loud(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     job = object.__new__(loop._Run)
-    job.titles = {}
+    job.titles, job.experiment = {}, Experiment(exp="mine", scale="tiny")
     found = {"rescored_ndcg_gap": 0.25, "rescored_inconsistent": 0.125}
     monkeypatch.setattr(loop, "rescored_metrics", lambda *_: found)
     assert job._rescored([], [], "step 3") == found

@@ -162,7 +162,7 @@ def test_the_update_divides_once_whatever_the_split():
 
 @pytest.fixture(scope="module")
 def engine():
-    return Engine(CONFIG, Shapes(3, L, 4, (3,), (8,), (64,)), 3, jax.random.key(1))
+    return Engine(CONFIG, Shapes(3, L, 4, (3,), (8,), (64,)), (3,), jax.random.key(1))
 
 
 @pytest.mark.parametrize(("temperature", "top_p"), [(1.0, 1.0), (0.6, 1.0), (1.0, 0.9)])

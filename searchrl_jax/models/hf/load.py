@@ -1,5 +1,6 @@
 """Checkpoints into parameters."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from searchrl_jax.models.hf.require import require
 from searchrl_jax.models.hf.stored import StoredCheckpoint
 from searchrl_jax.models.hf.table import Row, check
 from searchrl_jax.parallel.rules import tree_shardings
+from searchrl_jax.text.pretrained import TOKENIZER, TOKENIZER_CONFIG, PretrainedTokenizer, end_token
 
 
 def load_pretrained(path: str | Path, mesh: Mesh | None = None) -> tuple[PretrainedConfig, Params]:
@@ -61,9 +63,32 @@ def load_pretrained(path: str | Path, mesh: Mesh | None = None) -> tuple[Pretrai
         name: fill(each.shape, each.dtype, ((row.index, piece(row, name)) for row in by_path[name]), shardings[name])
         for name, each in made.items()
     }
-    # The source is named by what was asked for; a fetched one is found again in the hub's cache.
-    source = str(path) if str(path).startswith(hub.PREFIX) else str(Path(path).resolve())
-    return pretrained_config(model.decoder, source), unflatten_dict(arrays, sep="/")
+    return pretrained_config(model.decoder, _source(path)), unflatten_dict(arrays, sep="/")
+
+
+def read_pretrained(path: str | Path) -> tuple[PretrainedConfig, PretrainedTokenizer]:
+    """Configuration and tokenizer of a checkpoint, as `load_pretrained` takes it, without its weights.
+
+    Raises:
+        ValueError: there is no such checkpoint, it isn't known here, or it has no tokenizer that fits it.
+    """
+    stored = open_checkpoint(path)
+    config = pretrained_config(outline(stored.config).decoder, _source(path))
+    if TOKENIZER not in stored.files:
+        raise ValueError(f"{stored.where}: expected a {TOKENIZER} beside the weights, found none; save the model whole")
+    settings = json.loads(stored.files[TOKENIZER_CONFIG]()) if TOKENIZER_CONFIG in stored.files else {}
+    tokenizer = PretrainedTokenizer(stored.files[TOKENIZER]().decode("utf-8"), end_token(settings))
+    if tokenizer.vocab_size > config.vocab_size:
+        raise ValueError(
+            f"{stored.where}: expected a tokenizer of at most {config.vocab_size} ids, as many as the model has, got "
+            f"{tokenizer.vocab_size}; give the model its own tokenizer"
+        )
+    return config, tokenizer
+
+
+def _source(path: str | Path) -> str:
+    """What was asked for: a fetched checkpoint is found again in the hub's cache."""
+    return str(path) if str(path).startswith(hub.PREFIX) else str(Path(path).resolve())
 
 
 def open_checkpoint(path: str | Path) -> StoredCheckpoint:
