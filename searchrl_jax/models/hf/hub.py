@@ -22,7 +22,8 @@ def fetch(address: str) -> Path:
         # Folders in a repository hold the same weights in other formats.
         return Path(snapshot_download(name, allow_patterns=list(_FETCHED), ignore_patterns=["*/*"]))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+        why = " ".join(str(error).split())
         raise ValueError(
-            f"{address}: expected to fetch it from the hub, but {type(error).__name__}: {error}; where there is no "
-            "network, copy the checkpoint's folder here and give its path"
+            f"{address}: expected to fetch it from the hub, but {type(error).__name__}: {why}; "
+            "where there is no network, copy the checkpoint's folder here and give its path"
         ) from error
