@@ -400,7 +400,7 @@ class ModelConfig(Checked):
             if self.path and each.name not in ("path", "dialect") and value != each.default:
                 raise ValueError(
                     f"model.{each.name}: expected {each.default} with a checkpoint, which has a shape of its own, got "
-                    f"{value}; leave it out"
+                    f"{value}; leave it out, or choose a scale that sets none, such as pretrained"
                 )
         if self.num_heads % self.num_kv_heads:
             raise ValueError(

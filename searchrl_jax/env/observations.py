@@ -186,7 +186,7 @@ def _details(document: Document, number: int, excluded_titles: Collection[str], 
     """`: start of the text. See number: names`, without what is empty."""
     words = " ".join(document.text.split()[: layout.words])
     links = [title for title in see_also_of(document.metadata) if title not in excluded_titles][: layout.see_also]
-    # One sign that no title holds would do for all names; signs that differ do not for titles, which may hold any.
+    # Titles that hold spaces may hold these signs too; a semicolon parts them.
     names = " ; ".join(links) if any(" " in title for title in links) else _enumerated(_siblings_shortened(links))
     return (f": {words}" if words else "") + (f"{LINKS_WORD} {number}: {names}" if names else "")
 

@@ -211,7 +211,10 @@ class _Run:
         if not path:
             return init_params(self.work.model, named_key(self.experiment.seed, "init"))
         print(f"reading the weights of {path}", flush=True)
-        _, params = load_pretrained(path, self.mesh)
+        try:
+            _, params = load_pretrained(path, self.mesh)
+        except ValueError as error:
+            raise SetupError(str(error)) from error
         return jax.tree.map(lambda x: x.astype(jnp.float32), params)
 
     # ------------------------------------------------------------------ behaviour cloning
@@ -358,9 +361,13 @@ class _Run:
             adapters = learner.state.params
             folders["adapters"] = lambda path: save_adapters(path, self.work.model, adapters, lora.lora_alpha)
         for name, save in folders.items():
-            if not (path := self.workdir / name).exists():
+            if (path := self.workdir / name).exists():
+                continue
+            try:
                 save(path)
-                print(f"saved {path}", flush=True)
+            except ValueError as error:  # the checkpoint that it came from is gone
+                raise SetupError(str(error)) from error
+            print(f"saved {path}", flush=True)
 
     def _make_source(self, steps: int) -> GroupSource:
         """Where the groups of `steps` steps come from."""

@@ -17,7 +17,6 @@ from searchrl_jax.models.hf import read_pretrained
 from searchrl_jax.retrieval import Retriever, build_index
 from searchrl_jax.text.dialect import Dialect, build_dialect
 from searchrl_jax.text.hermes import HermesDialect, call_scaffolds
-from searchrl_jax.text.pretrained import PretrainedTokenizer
 from searchrl_jax.text.tokenizer import Tokenizer, train_tokenizer
 from searchrl_jax.text.tools import search_tools
 from searchrl_jax.train.claims import claim
@@ -30,7 +29,6 @@ class Workspace:
     documents: Sequence[Document]
     tasks: Mapping[str, Sequence[Task]]
     retrievers: Mapping[str, Retriever]
-    tokenizer: Tokenizer | PretrainedTokenizer
     dialect: Dialect
     env: SearchEnv
     model: DecoderConfig
@@ -48,8 +46,8 @@ def build_workspace(
         wrap_tool: makes a tool of a retriever.
 
     Raises:
-        ValueError: the user's documents or tasks are faulty, a split is empty, the checkpoint is, or a question leaves
-            an episode no room.
+        ValueError: the user's documents or tasks are faulty, a split is empty, the checkpoint isn't known or has no
+            tokenizer that fits the dialect, or a question leaves an episode no room.
     """
     data, env = experiment.data, experiment.env
     if data.corpus == "pydocs":
@@ -71,7 +69,7 @@ def build_workspace(
         "vector": build_index(documents, "vector", encoder="wordllama", index=data.vector_index),
     }
     tools = {f"{name}_search": wrap_tool(retriever) for name, retriever in retrievers.items()}
-    decoder, tokenizer, dialect = _policy(experiment, workdir, documents, tasks, list(tools))
+    decoder, dialect = _policy(experiment, workdir, documents, tasks, list(tools))
     limits = Limits(env.max_turns, experiment.sampling.sampling_max_tokens, env.max_tokens_per_episode)
     for task in (task for split in tasks.values() for task in split):
         length = len(dialect.render_prompt(task.query))
@@ -84,7 +82,6 @@ def build_workspace(
         documents=documents,
         tasks=tasks,
         retrievers=retrievers,
-        tokenizer=tokenizer,
         dialect=dialect,
         env=SearchEnv(
             tools,
@@ -95,7 +92,7 @@ def build_workspace(
             observation_words=env.observation_words,
             observation_tokens=env.observation_tokens,
             see_also=env.see_also,
-            count_tokens=lambda text: len(tokenizer.encode(text)),
+            count_tokens=lambda text: len(dialect.tokenizer.encode(text)),
             tool_timeout_seconds=env.tool_timeout,
         ),
         model=decoder,
@@ -108,12 +105,12 @@ def _policy(
     documents: Sequence[Document],
     tasks: Mapping[str, Sequence[Task]],
     tools: Sequence[str],
-) -> tuple[DecoderConfig, Tokenizer | PretrainedTokenizer, Dialect]:
-    """The decoder's configuration, its tokenizer and its dialect: of the checkpoint, or of a decoder made here."""
+) -> tuple[DecoderConfig, Dialect]:
+    """The decoder's configuration and its dialect, over its tokenizer: of the checkpoint, or of a decoder made here."""
     model = experiment.model
     if model.path:
         config, pretrained = read_pretrained(model.path)
-        return config, pretrained, build_dialect(model.dialect, pretrained, search_tools(tools))
+        return config, build_dialect(model.dialect, pretrained, search_tools(tools))
     path = workdir / "tokenizer.json"
     if not path.exists():
         judged_elsewhere = {d for split in ("validation", "test") for task in tasks[split] for d in task.relevance}
@@ -137,7 +134,7 @@ def _policy(
         rope_theta=model.rope_theta,
         conv_width=model.conv_width,
     )
-    return shape, tokenizer, HermesDialect(tokenizer)
+    return shape, HermesDialect(tokenizer)
 
 
 def _claim_data(path: Path, documents: Sequence[Document], tasks: Mapping[str, Sequence[Task]]) -> None:

@@ -1,19 +1,22 @@
 """A run that begins with a checkpoint in Hugging Face format, and leaves one."""
 
 import json
+import shutil
+import typing
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 import pytest
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from searchrl_jax.config.overlays import with_overrides
-from searchrl_jax.config.schema import Experiment
+from searchrl_jax.config.schema import Experiment, ModelConfig
 from searchrl_jax.models.hf import load_pretrained, read_pretrained, save_pretrained
 from searchrl_jax.testing.tiny import tiny_decoder_config, tiny_documents, tiny_params, tiny_tasks
+from searchrl_jax.text.dialect import PRETRAINED
 from searchrl_jax.train.loop import SetupError, run
 
 SHAPE = ("num_layers", "model_dim", "ff_dim", "num_heads", "num_kv_heads", "head_dim", "vocab_size")
@@ -129,6 +132,25 @@ def test_a_checkpoint_that_lacks_a_file_is_refused_in_one_line(
     changed = of_checkpoint | {"model.path": str(other)}
     with pytest.raises(SetupError, match=message):
         run(with_overrides(Experiment(exp="mine", scale="tiny", workdir=str(tmp_path / "run")), changed))
+
+
+def test_tensors_that_are_missing_are_listed_without_a_traceback(
+    of_checkpoint: dict[str, Any], checkpoint: Path, tmp_path: Path
+) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(checkpoint, other)
+    (weights,) = other.glob("*.safetensors")
+    tensors = load_file(weights)
+    del tensors["model.layers.1.mlp.up_proj.weight"]
+    save_file(tensors, weights, metadata={"format": "pt"})
+    experiment = Experiment(exp="mine", scale="tiny", workdir=str(tmp_path / "run"))
+    with pytest.raises(SetupError, match="model.layers.1.mlp.up_proj.weight"):
+        run(with_overrides(experiment, of_checkpoint | {"model.path": str(other)}))
+
+
+def test_the_dialects_that_can_be_set_are_those_that_there_are() -> None:
+    names = typing.get_args(typing.get_type_hints(ModelConfig)["dialect"])
+    assert set(names) == {"hermes", *PRETRAINED}
 
 
 @pytest.mark.parametrize(
