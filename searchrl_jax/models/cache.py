@@ -76,6 +76,11 @@ def rows_of(cache: Cache, slots: Int[Array, " R"], bucket: int) -> Cache:
     )
 
 
+def first_entries(cache: Cache, bucket: int) -> Cache:
+    """All rows, with their first `bucket` entries."""
+    return cache.replace(k=tuple(k[:, :, :, :bucket] for k in cache.k), v=tuple(v[:, :, :, :bucket] for v in cache.v))
+
+
 def reset_row(cache: Cache, slot: Int[Array, ""]) -> Cache:
     """The cache without the tokens of `slot`. Its keys and values stay, past its length, where nobody reads them."""
     return Cache(

@@ -152,3 +152,9 @@ class DecoderConfig:
     @property
     def num_periods(self) -> int:
         return self.num_layers // len(self.pattern)
+
+    @property
+    def is_unrolled(self) -> bool:
+        """Layers are written out one by one: faster for a small decoder. A deep one is a loop, and compiles in constant
+        time."""
+        return self.num_layers <= 8

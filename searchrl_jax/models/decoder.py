@@ -18,6 +18,7 @@ Parameters, with a leading axis over periods on all of "layers"; scales of norms
         Gemma:          attention_post_norm/scale, mlp_post_norm/scale [D]      layer_scale []
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -76,8 +77,7 @@ class Decoder(nn.Module):
             in_axes=(0, nn.broadcast),
             out_axes=0,
             length=cfg.num_periods,
-            # A small decoder is faster unrolled (no copy of a layer's cache); a deep one compiles in constant time.
-            unroll=cfg.num_periods if cfg.num_layers <= 8 else 1,
+            unroll=cfg.num_periods if cfg.is_unrolled else 1,
         )(cfg)
         self.final_norm = RMSNorm(cfg.norm_epsilon)
 
@@ -219,6 +219,22 @@ def append(
         conv=tuple(state_of(each["conv_input"], conv, num_new) for each, conv in zip(new, cache.conv, strict=True)),
         state=tuple(each["state"] for each in new),
     )
+
+
+def apart(config: DecoderConfig, stacked: Any) -> list[Any]:
+    """A tree of arrays with a leading axis over periods, as a loop of decoding steps should hold it; see `together`.
+
+    An unrolled decoder takes the part of each period out of the array. Inside a loop that copies it at every step: the
+    whole cache. So there is a tree for each period, taken before the loop.
+    """
+    if not config.is_unrolled:
+        return [stacked]
+    return [jax.tree.map(lambda x: x[i], stacked) for i in range(config.num_periods)]
+
+
+def together(config: DecoderConfig, parts: Sequence[Any]) -> Any:
+    """What `apart` took apart. Nothing is copied: XLA replaces a part of the stacked by what was stacked."""
+    return jax.tree.map(lambda *x: jnp.stack(x), *parts) if config.is_unrolled else parts[0]
 
 
 def decode_step(

@@ -14,6 +14,7 @@ from jaxtyping import Array, Bool, Float, Int, Key
 
 from searchrl_jax.models.cache import (
     Cache,
+    first_entries,
     init_cache,
     init_stage,
     reset_all,
@@ -23,7 +24,7 @@ from searchrl_jax.models.cache import (
     write_rows,
 )
 from searchrl_jax.models.config import DecoderConfig
-from searchrl_jax.models.decoder import Params, append, decode_step
+from searchrl_jax.models.decoder import Params, apart, append, decode_step, together
 from searchrl_jax.ops.sampling import sample
 
 
@@ -270,7 +271,8 @@ def _decode_chunk(
 ) -> tuple[Cache, Int[Array, "B C"], Float[Array, "B C"], Int[Array, " B"]]:
     """Feeds each live row's last token and samples the next, `steps` times or until no row is live."""
     B = last.shape[0]
-    rows = rows_of(cache, jnp.arange(B), bucket)
+    rows = first_entries(cache, bucket)
+    layers = apart(config, (params["layers"], rows.k, rows.v))
     row_keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(run_key, uids)
 
     def is_running(state: tuple) -> Bool[Array, ""]:
@@ -278,7 +280,10 @@ def _decode_chunk(
 
     def advance(state: tuple) -> tuple:
         i, stage, last, is_live, count, tokens, logprobs = state
-        logits, stage = decode_step(config, params, rows, stage, i, last, is_live)
+        weights, k, v = together(config, layers)
+        logits, stage = decode_step(
+            config, params | {"layers": weights}, rows.replace(k=k, v=v), stage, i, last, is_live
+        )
         keys = jax.vmap(jax.random.fold_in)(row_keys, offsets + cache.length + i + 1)
         token, logprob = sample(keys, logits, temperature=temperature, top_p=top_p)
         token = jnp.where(is_live, token, last)
