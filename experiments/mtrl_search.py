@@ -53,7 +53,7 @@ def _local() -> Experiment:
         rl=RLConfig(minibatches=2, advantage_normalization=False, entropy_coef=-0.4),
         sampling=SamplingConfig(sampling_max_tokens=64),
         val=ValConfig(temperatures=(1.0,)),
-        schedule=ScheduleConfig(max_steps=24, val_every=12, save_every=5),
+        schedule=ScheduleConfig(max_steps=30, val_every=15, save_every=5),
         optimizer=OptimizerConfig(learning_rate=3e-4, learning_rate_end=0.0),
         rollout=RolloutConfig(rollout_max_concurrency=32, decode_chunk=16, max_steps_off_policy=0),
         data=DataConfig(bm25_lead_weight=4),

@@ -294,7 +294,7 @@ class DataConfig(Checked):
     bm25_stemmer: str = ""
     """Snowball stemmer of the lexical index, such as english; empty for none."""
     bm25_lead_weight: int = field(default=0, metadata=within(0, 1000))
-    """How many times more the first twelve words of a text count in the lexical index; 0 for plain BM25."""
+    """How many times more a title and the first twelve words of a text count in the lexical index; 0 for plain BM25."""
     vector_index: Literal["scann", "exact"] = "scann"
     """How the vector index searches; exact needs no ScaNN and no AVX2."""
 

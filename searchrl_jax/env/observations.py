@@ -81,7 +81,8 @@ class References:
     def fused(self, query: str, shown: Sequence[str], skipped: int = 0) -> dict[str, float]:
         """Scores after one more search: score(d) = w * score_before(d) + 1 / (5 + rank of d), d in `shown`.
 
-        w is 1 where `query` is the latest one again, and 1/2 where it is new: it knows more.
+        w is 1 where `query` is the latest one again, and 1/10 where it is new: it knows more, so that what it finds
+        comes first.
 
         Args:
             skipped: results of the query before those in `shown`, which have the ranks skipped + 1, skipped + 2, ...
@@ -90,7 +91,7 @@ class References:
             Cormack, Clarke & Buettcher, "Reciprocal Rank Fusion outperforms Condorcet and individual Rank Learning
             Methods", SIGIR 2009.
         """
-        weight = 1.0 if query == self.query else 0.5
+        weight = 1.0 if query == self.query else 0.1
         scores = {doc_id: weight * score for doc_id, score in self.scores.items()}
         for rank, doc_id in enumerate(shown, start=skipped + 1):
             scores[doc_id] = scores.get(doc_id, 0.0) + 1 / (5 + rank)

@@ -1,5 +1,7 @@
 """What a decoder remembers of each row: keys, values, convolution inputs and recurrent states."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 from flax import struct
@@ -78,7 +80,8 @@ def rows_of(cache: Cache, slots: Int[Array, " R"], bucket: int) -> Cache:
 
 def first_entries(cache: Cache, bucket: int) -> Cache:
     """All rows, with their first `bucket` entries."""
-    return cache.replace(k=tuple(k[:, :, :, :bucket] for k in cache.k), v=tuple(v[:, :, :, :bucket] for v in cache.v))
+    k, v = (tuple(each[:, :, :, :bucket] for each in arrays) for arrays in (cache.k, cache.v))
+    return dataclasses.replace(cache, k=k, v=v)
 
 
 def reset_row(cache: Cache, slot: Int[Array, ""]) -> Cache:

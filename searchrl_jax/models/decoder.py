@@ -18,6 +18,7 @@ Parameters, with a leading axis over periods on all of "layers"; scales of norms
         Gemma:          attention_post_norm/scale, mlp_post_norm/scale [D]      layer_scale []
 """
 
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -229,7 +230,7 @@ def apart(config: DecoderConfig, stacked: Any) -> list[Any]:
     """
     if not config.is_unrolled:
         return [stacked]
-    return [jax.tree.map(lambda x: x[i], stacked) for i in range(config.num_periods)]
+    return [jax.tree.map(operator.itemgetter(i), stacked) for i in range(config.num_periods)]
 
 
 def together(config: DecoderConfig, parts: Sequence[Any]) -> Any:

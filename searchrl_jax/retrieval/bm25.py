@@ -68,7 +68,7 @@ class BM25Index:
         With tf the weighted count of a term in a document, |d| the sum of its tf, and n the number of the N documents
         that hold the term,
 
-            tf          = count in title and text + lead_weight * count in the first lead_words words of the text
+            tf          = count in title and text + lead_weight * count in title and first lead_words words of text
             score(q, d) = sum over terms t of q of idf(t) * tf / (tf + k1 * (1 - b + b * |d| / mean |d|))
             idf(t)      = ln(1 + (N - n + 0.5) / (n + 0.5))
 
@@ -77,7 +77,7 @@ class BM25Index:
             b: how much long documents are held back; in [0, 1].
             stemmer: a Snowball algorithm, or None to compare words as they are.
             stopwords: "english", your own list, or None.
-            lead_weight: how many times more the beginning of a text counts, where documents begin with what they are
+            lead_weight: how many times more titles and beginnings of texts count, where they say what documents are
                 about; 0 for plain BM25.
             lead_words: how many words of a text are its beginning.
 
@@ -98,7 +98,7 @@ class BM25Index:
         analyzer = Analyzer(stemmer, _stopword_list(stopwords))
         documents = list(documents)
         collection, texts = read_collection(documents)
-        leads = (" ".join(document.text.split()[:lead_words]) for document in documents)
+        leads = (" ".join([document.title, *document.text.split()[:lead_words]]) for document in documents)
         vocabulary: dict[str, int] = {}
         term_ids = [
             [

@@ -3,7 +3,7 @@
 import functools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -281,9 +281,8 @@ def _decode_chunk(
     def advance(state: tuple) -> tuple:
         i, stage, last, is_live, count, tokens, logprobs = state
         weights, k, v = together(config, layers)
-        logits, stage = decode_step(
-            config, params | {"layers": weights}, rows.replace(k=k, v=v), stage, i, last, is_live
-        )
+        held = replace(rows, k=k, v=v)
+        logits, stage = decode_step(config, params | {"layers": weights}, held, stage, i, last, is_live)
         keys = jax.vmap(jax.random.fold_in)(row_keys, offsets + cache.length + i + 1)
         token, logprob = sample(keys, logits, temperature=temperature, top_p=top_p)
         token = jnp.where(is_live, token, last)

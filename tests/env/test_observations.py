@@ -57,12 +57,12 @@ def test_from_the_second_search_on_a_line_ranks_all_that_was_shown():
     assert "order" not in render_hits("q", [a, b], references, (), layout())[0]
     assert references.ranking == ["a", "b"]
     text, _ = render_hits("new", [c, b], references, (), layout())
-    assert text.endswith("\norder:2,3,1")
-    # c: 1/6; b: 1/7 of this search and 1/7 halved; a: 1/6 halved
-    assert references.scores == pytest.approx({"a": 1 / 12, "b": 1 / 14 + 1 / 7, "c": 1 / 6})
-    assert references.ranking == ["b", "c", "a"]
+    assert text.endswith("\norder:3,2,1")
+    # c: 1/6; b: 1/7 of this search and a tenth of 1/7; a: a tenth of 1/6
+    assert references.scores == pytest.approx({"a": 1 / 60, "b": 1 / 70 + 1 / 7, "c": 1 / 6})
+    assert references.ranking == ["c", "b", "a"]
     text, _ = render_hits("newer", [a], references, (), layout())
-    assert text.endswith("\norder:1,2,3")  # 1/24 + 1/6, 1/28 + 1/14, 1/12
+    assert text.endswith("\norder:1,3,2")  # 1/600 + 1/6, 1/60, 1/700 + 1/70
 
 
 def test_the_same_query_to_another_tool_counts_as_much():

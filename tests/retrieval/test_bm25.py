@@ -198,7 +198,8 @@ def test_bad_searches_are_refused(query: str, k: int, message: str) -> None:
 def test_a_weighted_lead_counts_as_often_as_if_it_were_repeated() -> None:
     texts = {"a": "red fruit of a tree " + "blue " * 9, "b": "blue water red fruit red fruit", "c": "a tree"}
     plain = [Document(doc_id, text, doc_id) for doc_id, text in texts.items()]
-    repeated = [Document(d.doc_id, d.text + (" " + " ".join(d.text.split()[:2])) * 3, d.title) for d in plain]
+    leads = {d.doc_id: f" {d.title} " + " ".join(d.text.split()[:2]) for d in plain}
+    repeated = [Document(d.doc_id, d.text + leads[d.doc_id] * 3, d.title) for d in plain]
     weighted = BM25Index.build(plain, lead_weight=3, lead_words=2)
     for query in ("red fruit", "blue tree", "water"):
         assert weighted.search(query) == BM25Index.build(repeated).search(query)
