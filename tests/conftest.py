@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -59,6 +60,16 @@ SETTINGS: dict[str, Any] = {
     "evaluation.tasks": 4,
     "evaluation.bootstrap_samples": 200,
 }
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    # What one test has compiled, the next ones of the same process need not compile. The folder goes with the process:
+    # each `make test` compiles all of it once.
+    folder = tempfile.TemporaryDirectory()
+    config.add_cleanup(folder.cleanup)
+    jax.config.update("jax_compilation_cache_dir", folder.name)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
