@@ -418,6 +418,8 @@ class WarmupConfig(Checked):
     group: ClassVar[str] = "warmup"
     steps: int = field(default=0, metadata=within(0))
     """Updates of behaviour cloning; 0 begins reinforcement learning with the weights as they are."""
+    path: str = ""
+    """Run directory whose base agent is taken in place of a warm-up, for runs that differ in what comes after it."""
     copy_steps: int = field(default=0, metadata=within(0))
     """First of these updates, which take random sequences, each repeated, in place of demonstrations."""
     scrambled: float = field(default=0.0, metadata=within(0, 1))

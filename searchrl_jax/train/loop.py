@@ -170,6 +170,9 @@ class _Run:
             for env in (self.work.env, val_env)
         )
         self.source: GroupSource | None = None
+        path = experiment.warmup.path
+        if path and not (workdir / "checkpoints" / "warmup").exists():
+            self._finished_warmup(Path(path)).close()  # what is wrong with it is said before any work
 
     def close(self) -> None:
         """Ends the threads; waits for none that a tool holds up."""
@@ -250,6 +253,16 @@ class _Run:
         if newest is not None:
             state, host = checkpoints.restore(state)
             stream.next, seconds = host["next_demonstration"], host["seconds"]
+        elif config.path:
+            print(f"taking the base agent of {config.path}", flush=True)
+            theirs = self._finished_warmup(Path(config.path))
+            state = theirs.restore(state).arrays
+            theirs.close()
+            checkpoints.save(int(state.updates), state, {"next_demonstration": 0, "seconds": 0.0})
+        if config.path:
+            checkpoints.close()
+            self.seconds["warmup"] = 0.0
+            return state.params
         done = int(state.updates)
         log = MetricsLog(self.workdir / "warmup.jsonl", resume_step=done if newest is not None else -1)
         if done < config.steps:
@@ -277,6 +290,29 @@ class _Run:
         checkpoints.close()
         self.seconds["warmup"] = time.perf_counter() - began
         return state.params
+
+    def _finished_warmup(self, run: Path) -> Checkpointer:
+        """The checkpoint that the warm-up of another run ended with.
+
+        Raises:
+            SetupError: there is none, or its decoder, tokenizer or data are others.
+        """
+        folder = run / "checkpoints" / "warmup"
+        try:
+            if not folder.is_dir():
+                raise ValueError("there is no checkpoints/warmup; name the directory of a run whose warm-up is over")
+            for name in ("data.json", "tokenizer.json"):
+                mine, theirs = self.workdir / name, run / name
+                if mine.exists() and (not theirs.exists() or mine.read_bytes() != theirs.read_bytes()):
+                    raise ValueError(f"its {name} is not that of this run; use the same data and model settings")
+            may_differ = tuple(name for name in self.config_json if name != "model")
+            checkpoints = Checkpointer(folder, config=self.config_json, may_differ=may_differ)
+            warmup, done = json.loads((run / "config.json").read_text())["warmup"], checkpoints.latest() or 0
+            if not warmup.get("path") and done < warmup["steps"]:
+                raise ValueError(f"its warm-up stands at {done} of {warmup['steps']} updates; let it end")
+        except ValueError as error:
+            raise SetupError(f"warmup.path: expected a run whose base agent fits, got {run}: {error}") from error
+        return checkpoints
 
     # ------------------------------------------------------------------ reinforcement learning
 
@@ -357,7 +393,8 @@ class _Run:
         """The tuned model as others load it, in `model/`; adapters by themselves too, in `adapters/`, where no warm-up
         changed what they add to."""
         folders = {"model": lambda path: save_pretrained(path, self.work.model, tuned)}
-        if (lora := self.experiment.lora).lora_rank and not self.experiment.warmup.steps:
+        lora, warmup = self.experiment.lora, self.experiment.warmup
+        if lora.lora_rank and not warmup.steps and not warmup.path:
             adapters = learner.state.params
             folders["adapters"] = lambda path: save_adapters(path, self.work.model, adapters, lora.lora_alpha)
         for name, save in folders.items():
