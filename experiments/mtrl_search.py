@@ -1,4 +1,4 @@
-"""Multi-turn RL of a search agent: the main experiment, at the scale that the machine allows.
+"""Multi-turn RL of a search agent: the main experiment.
 
 Scale `local` (22 minutes on 2 CPU cores): a decoder of 2 M parameters, trained here from nothing on the reference pages
 of the installed numeric packages. Behaviour cloning of a scripted demonstrator of mixed quality makes the base agent;

@@ -54,4 +54,8 @@ def choose_scale() -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except KeyboardInterrupt:
+        print("stopped at once; the same command goes on from the last checkpoint", file=sys.stderr)
+        sys.exit(130)

@@ -353,7 +353,7 @@ class EnvConfig(Checked):
     """Last observations that stay in the history; a placeholder stands for older ones. 0 keeps all."""
     malformed_reward: float = field(default=0.0, metadata=within(-10, 0))
     """Added to the reward for each turn that is no call; estimators that credit turns charge it to that turn."""
-    tool_timeout: float = field(default=10.0, metadata=within(0, above=True))
+    tool_timeout: float = field(default=10.0, metadata=within(0, 1e6, above=True))
     """Seconds after which a tool call counts as a failure of the tool."""
 
 
@@ -461,8 +461,8 @@ class EvaluationConfig(Checked):
     """Resamples behind each interval and each permutation p-value."""
 
     def check(self) -> None:
-        """Temperatures are distinct."""
-        if len(set(self.temperatures)) < len(self.temperatures):
+        """Temperatures are distinct, as they are written in the names of files."""
+        if len({f"{temperature:g}" for temperature in self.temperatures}) < len(self.temperatures):
             raise ValueError(
                 f"evaluation.temperatures: expected each once, got {self.temperatures}; leave the repeated ones out"
             )

@@ -9,12 +9,11 @@ its own name, and so do the entries of an object called `metadata`.
 
 import hashlib
 import json
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from searchrl_jax.data.schema import Document, Task
+from searchrl_jax.data.schema import MAX_GRADE, Document, Task
 
 SPLITS = ("train", "validation", "test")
 
@@ -56,8 +55,10 @@ class _Row:
         for doc_id, grade in value.items():
             if isinstance(grade, bool) or not isinstance(grade, int | float):
                 raise self.error("relevance", f"the grade of {doc_id!r} must be a number, got {_described(grade)}")
-            if not 0 <= grade <= sys.float_info.max:  # also refuses NaN, and integers beyond floats
-                raise self.error("relevance", f"the grade of {doc_id!r} must be finite and at least 0, got {grade!r}")
+            if not 0 <= grade <= MAX_GRADE:  # also refuses NaN
+                raise self.error(
+                    "relevance", f"the grade of {doc_id!r} must be from 0 to {MAX_GRADE:,.0f}, got {grade!r}"
+                )
         if not any(grade > 0 for grade in value.values()):
             raise self.error("relevance", f"must grade at least one document above 0, got {value!r}; else drop the row")
         return {doc_id: float(grade) for doc_id, grade in value.items()}
@@ -99,7 +100,7 @@ def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _rows(path: Path) -> Iterator[_Row]:
     if not path.is_file():
-        what = "is a folder" if path.is_dir() else "does not exist"
+        what = "is a folder" if path.is_dir() else "is no file" if path.exists() else "does not exist"
         raise ValueError(f"{path} {what}: expected a file with one JSON object a line")
     found = False
     with path.open("rb") as stream:

@@ -1,9 +1,10 @@
 """The two records that everything else is about: a document that can be found, and a task that judges documents."""
 
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+MAX_GRADE = 1e6  # a sum of larger ones could overflow
 
 
 def _require_text(owner: str, name: str, value: object) -> None:
@@ -55,7 +56,7 @@ class Task:
     Attributes:
         task_id: unique within a data set; it names the task in metrics, trajectories and random keys.
         query: the question as the agent reads it. Not empty.
-        relevance: grade of each judged document, finite and at least 0; a document that is not judged counts as 0.
+        relevance: grade of each judged document, from 0 to MAX_GRADE; a document that is not judged counts as 0.
             It may hold no grade above 0: such a task scores 0 whatever is ranked, and metrics count it so.
         excluded_ids: documents that neither observations nor rankings may hold (a query's own source, for one).
         metadata: anything else, by field name.
@@ -80,8 +81,8 @@ class Task:
             if isinstance(grade, bool) or not isinstance(grade, int | float):
                 got = f"{type(grade).__name__} {grade!r}"
                 raise ValueError(f"Task.relevance[{doc_id!r}] must be a number, got {got}; use 1 for relevant")
-            if not 0 <= grade <= sys.float_info.max:  # also refuses NaN, and integers beyond floats
-                raise ValueError(f"Task.relevance[{doc_id!r}] must be finite and at least 0, got {grade!r}")
+            if not 0 <= grade <= MAX_GRADE:  # also refuses NaN
+                raise ValueError(f"Task.relevance[{doc_id!r}] must be from 0 to {MAX_GRADE:,.0f}, got {grade!r}")
         if not isinstance(self.excluded_ids, tuple):
             raise ValueError(f"Task.excluded_ids must be a tuple, got {type(self.excluded_ids).__name__}")
         for doc_id in self.excluded_ids:

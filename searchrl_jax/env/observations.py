@@ -81,8 +81,8 @@ class References:
     def fused(self, query: str, shown: Sequence[str], skipped: int = 0) -> dict[str, float]:
         """Scores after one more search: score(d) = w * score_before(d) + 1 / (5 + rank of d), d in `shown`.
 
-        w is 1 where `query` is the latest one again, and 1/10 where it is new: it knows more, so that what it finds
-        comes first.
+        w is 1 where `query` is the latest one again. It is 1/10 after another query, since who asks again knows more:
+        what is found then comes first.
 
         Args:
             skipped: results of the query before those in `shown`, which have the ranks skipped + 1, skipped + 2, ...

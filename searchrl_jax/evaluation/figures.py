@@ -12,7 +12,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from searchrl_jax.evaluation.tables import agent_name, slice_name
+from searchrl_jax.evaluation.tables import agent_name, parts, slice_name
 
 VALIDATION = "val/"
 
@@ -102,14 +102,15 @@ def agent_bars(summary: Mapping[str, Any], metric: str = "ndcg@10", label: str =
     first = next(iter(agents.values()))
     groups = [f"all tasks\n(n = {first['tasks']})"]
     # A user's own name may hold a dollar, which would begin a formula.
-    names = {key: slice_name(key).replace("$", r"\$") for key in first["slices"]}
-    groups += [f"{names[key]}\n(n = {entry['tasks']})" for key, entry in first["slices"].items()]
+    slices = parts(first["slices"])
+    names = {key: slice_name(key).replace("$", r"\$") for key in slices}
+    groups += [f"{names[key]}\n(n = {entry['tasks']})" for key, entry in slices.items()]
     figure = Figure(figsize=(2.0 + 1.9 * len(groups), 3.8), layout="constrained")
     axes = figure.subplots()
     width = 0.8 / len(agents)
     spare = (colour for colour in COLOURS if colour not in AGENT_COLOURS.values())
     for index, (name, whole) in enumerate(agents.items()):
-        entries = [whole, *(whole["slices"][key] for key in first["slices"])]
+        entries = [whole, *(whole["slices"][key] for key in slices)]
         offset = (index - (len(agents) - 1) / 2) * width
         places = [group + offset for group, entry in enumerate(entries) if entry[metric] is not None]
         kept = [entry for entry in entries if entry[metric] is not None]

@@ -5,11 +5,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from searchrl_jax.evaluation.tables import Column, agent_name, difference_cell, markdown_rows, slice_name
+from searchrl_jax.evaluation.tables import Column, agent_name, difference_cell, markdown_rows, parts, slice_name
 
 Summaries = Mapping[str, Mapping[str, Any]]  # name of the file -> what it holds, the first temperature first
 
-OF_NO_INTEREST = frozenset({"workdir"})  # settings that tell runs apart and change nothing in them
+OF_NO_INTEREST = frozenset({"workdir", "warmup.path"})  # settings that tell runs apart and change nothing in them
 
 
 def read_run(workdir: Path) -> tuple[dict[str, Any], dict[str, Mapping[str, Any]]]:
@@ -67,9 +67,9 @@ def margins_table(runs: Sequence[tuple[str, Summaries]], retriever: str = "bm25"
         ValueError: the runs were evaluated on other slices, so that one column cannot hold them.
     """
     first = next(iter(runs[0][1].values()))
-    slices = list(first["agents"]["tuned"]["slices"])
+    slices = list(parts(first["agents"]["tuned"]["slices"]))
     for label, summaries in runs:
-        found = list(next(iter(summaries.values()))["agents"]["tuned"]["slices"])
+        found = list(parts(next(iter(summaries.values()))["agents"]["tuned"]["slices"]))
         if found != slices:
             raise ValueError(
                 f"{label}: expected the slices {slices} of the first run, got {found}; compare runs of one data set"

@@ -88,19 +88,24 @@ def p_text(p: float) -> str:
     return "p<0.001" if p < 0.001 else f"p={p:.3f}"
 
 
+def parts(slices: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The slices to show beside all tasks: none where one holds them all."""
+    return slices if len(slices) > 1 else {}
+
+
 def blocks(summary: Mapping[str, Any]) -> list[tuple[str, dict[str, Mapping[str, Any]]]]:
     """(heading, agent -> entry) for all tasks, and then for each slice."""
     agents = summary["agents"]
     first = next(iter(agents.values()))
     found = [(f"all tasks ({first['tasks']})", dict(agents))]
-    for key, entry in first["slices"].items():
+    for key, entry in parts(first["slices"]).items():
         found.append((f"{slice_name(key)} ({entry['tasks']})", {name: agents[name]["slices"][key] for name in agents}))
     return found
 
 
 def with_slices(whole: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
     """(heading, entry) of a difference over all tasks, and then over each slice."""
-    return [("all tasks", whole), *((slice_name(key), entry) for key, entry in whole["slices"].items())]
+    return [("all tasks", whole), *((slice_name(key), entry) for key, entry in parts(whole["slices"]).items())]
 
 
 def agent_table(summary: Mapping[str, Any], title: str = "") -> Table:

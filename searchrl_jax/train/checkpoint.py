@@ -160,9 +160,7 @@ class Checkpointer:
         named = _named_leaves(like)
         self._check_shapes(chosen, host["shapes"], _shapes(named))
         targets = {name: _target(leaf) for name, leaf in named.items()}
-        arrays = self._manager.restore(chosen, args=ocp.args.Composite(arrays=ocp.args.StandardRestore(targets)))[
-            "arrays"
-        ]
+        arrays = self._read(chosen, "arrays", ocp.args.StandardRestore(targets))
         # In the order of `named`, which is the tree's: Orbax returns dictionaries in the order of their keys.
         tree = jax.tree.unflatten(jax.tree.structure(like), [arrays[name] for name in named])
         return Restored(tree, host["host_state"])
@@ -171,10 +169,25 @@ class Checkpointer:
         """Releases the manager's threads."""
         self._manager.close()
 
+    def _read(self, step: int, part: str, how: Any) -> Any:
+        """A part of a checkpoint.
+
+        Raises:
+            CheckpointMismatch: its files are damaged, which no kill can cause.
+        """
+        try:
+            return self._manager.restore(step, args=ocp.args.Composite(**{part: how}))[part]
+        except Exception as error:  # Orbax and TensorStore raise many kinds
+            why = " ".join(str(error).split())[:200]
+            raise CheckpointMismatch(
+                f"checkpoint of step {step} in {self._directory}: expected to read its {part}, but "
+                f"{type(error).__name__}: {why}; restore its files, or delete {self._directory / str(step)} to begin "
+                "from what is left"
+            ) from error
+
     def _read_host(self, step: int) -> dict[str, Any]:
         """The checkpoint's JSON part, once its configuration is known to be this run's."""
-        restored = self._manager.restore(step, args=ocp.args.Composite(host=ocp.args.JsonRestore()))
-        host: dict[str, Any] = restored["host"]
+        host: dict[str, Any] = self._read(step, "host", ocp.args.JsonRestore())
         found = differences(host["config"], self._config, self._may_differ)
         if found:
             clauses = [f"{name} was {stored!r}, is {current!r}" for name, stored, current in found]

@@ -149,31 +149,30 @@ def _draw(
 def _shown_episodes(
     work: Workspace, tasks: Sequence[Task], episodes: Mapping[str, Sequence[Mapping[str, Any]]]
 ) -> list[dict[str, Any]]:
-    """The first test tasks of each slice, as every agent played them."""
+    """A few test tasks of each slice, evenly spaced (neighbours are alike), as every agent played them."""
     titles = {document.doc_id: document.title or document.doc_id for document in work.documents}
-    shown: list[dict[str, Any]] = []
-    taken: dict[str, int] = {}
+    by_slice: dict[str, list[int]] = {}
     for index, task in enumerate(tasks):
-        part = str(task.metadata.get("slice", "all"))
-        if taken.setdefault(part, 0) >= SHOWN_TASKS_PER_SLICE:
-            continue
-        taken[part] += 1
-        relevant = sorted(task.relevance.items(), key=lambda pair: (-pair[1], pair[0]))
-        for agent, played in episodes.items():
-            episode = played[index]
-            shown.append(
-                {
-                    "task_id": task.task_id,
-                    "slice": part,
-                    "question": task.query,
-                    "agent": agent,
-                    "status": episode["status"],
-                    "reward": episode["reward"],
-                    "turns": episode["turns"],
-                    "ranking": [
-                        {"title": titles[doc_id], "grade": task.relevance.get(doc_id)} for doc_id in episode["ranking"]
-                    ],
-                    "relevant": [{"title": titles[doc_id], "grade": grade} for doc_id, grade in relevant if grade > 0],
-                }
-            )
-    return sorted(shown, key=lambda episode: episode["slice"])
+        by_slice.setdefault(str(task.metadata.get("slice", "all")), []).append(index)
+    shown: list[dict[str, Any]] = []
+    for part, members in sorted(by_slice.items()):
+        count = min(len(members), SHOWN_TASKS_PER_SLICE)
+        for index in (members[place * len(members) // count] for place in range(count)):
+            for agent, played in episodes.items():
+                heading = {"task_id": tasks[index].task_id, "slice": part, "agent": agent}
+                shown.append(heading | _as_shown(tasks[index], played[index], titles))
+    return shown
+
+
+def _as_shown(task: Task, episode: Mapping[str, Any], titles: Mapping[str, str]) -> dict[str, Any]:
+    """One episode for the report, with titles and grades in the place of ids."""
+    judged = sorted(task.relevance.items(), key=lambda pair: (-pair[1], pair[0]))
+    ranked = ((doc_id, task.relevance.get(doc_id)) for doc_id in episode["ranking"])
+    return {
+        "question": task.query,
+        "status": episode["status"],
+        "reward": episode["reward"],
+        "turns": episode["turns"],
+        "ranking": [{"title": titles[doc_id], "grade": grade} for doc_id, grade in ranked],
+        "relevant": [{"title": titles[doc_id], "grade": grade} for doc_id, grade in judged if grade > 0],
+    }

@@ -46,7 +46,7 @@ from searchrl_jax.train.measures import distributions, prefixed, rollout_metrics
 from searchrl_jax.train.progress import Progress, train_line
 from searchrl_jax.train.state import init_state
 from searchrl_jax.train.step import LossSpec, make_update
-from searchrl_jax.train.tracker import MetricsLog, WandbMirror
+from searchrl_jax.train.tracker import DamagedLog, MetricsLog, WandbMirror
 from searchrl_jax.train.warmup import DemonstrationStream, make_warmup_optimizer, shares_of
 from searchrl_jax.train.workspace import Workspace, build_workspace
 
@@ -86,7 +86,10 @@ def run(
             raise SetupError(str(error)) from error
         try:
             return job.finish()
-        except (CheckpointMismatch, DemonstrationError) as error:
+        except (SetupError, CheckpointMismatch, DemonstrationError, DamagedLog) as error:
+            if not any(workdir.glob("checkpoints/*/[0-9]*")):  # nothing is kept that they would guard
+                for path in claimed:
+                    path.unlink(missing_ok=True)
             raise SetupError(str(error)) from error
 
 
@@ -266,7 +269,8 @@ class _Run:
         done = int(state.updates)
         log = MetricsLog(self.workdir / "warmup.jsonl", resume_step=done if newest is not None else -1)
         if done < config.steps:
-            print(f"warm-up: {config.steps} updates of behaviour cloning, {count:,} parameters", flush=True)
+            gone_on = f"; going on after {done}" if done else ""
+            print(f"warm-up: {config.steps} updates of behaviour cloning, {count:,} parameters{gone_on}", flush=True)
         update = make_update(work.model, LossSpec("cross_entropy"), optimizer, shardings)
         progress = Progress(config.steps - done)
         losses: list[float] = []

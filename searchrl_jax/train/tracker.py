@@ -29,11 +29,15 @@ def _sync_directory(directory: Path) -> None:
         os.close(descriptor)
 
 
+class DamagedLog(ValueError):
+    """A metrics file holds what no run wrote, nor a kill left; the message names the place."""
+
+
 def read_rows(path: str | Path) -> list[dict[str, Any]]:
     """The complete rows of a metrics file, in order; a last line that was cut short by a kill is left out.
 
     Raises:
-        ValueError: a line other than the last is not a row, which no kill can cause.
+        DamagedLog: a line other than the last is not a row, which no kill can cause.
     """
     rows: list[dict[str, Any]] = []
     *lines, torn = Path(path).read_bytes().split(b"\n")
@@ -43,7 +47,7 @@ def read_rows(path: str | Path) -> list[dict[str, Any]]:
             if not isinstance(row, dict) or not isinstance(row["step"], int) or not isinstance(row["kind"], str):
                 raise ValueError("it is no row")
         except (ValueError, KeyError) as error:
-            raise ValueError(
+            raise DamagedLog(
                 f"{path}:{number}: expected a row with step and kind, got {line[:60]!r}; restore the line, or delete it"
             ) from error
         rows.append(row)
@@ -101,7 +105,7 @@ class MetricsLog:
         kept = [row for row in rows if resume_step is not None and row["step"] <= resume_step]
         self._written = {(row["kind"], row["step"]) for row in kept}
         if len(self._written) != len(kept):
-            raise ValueError(f"{self._path}: expected one row a step and kind, got several; delete the duplicates")
+            raise DamagedLog(f"{self._path}: expected one row a step and kind, got several; delete the duplicates")
         self._replace(kept)
         self._file = self._path.open("a", encoding="utf-8")
 

@@ -115,7 +115,8 @@ def _policy(
     if not path.exists():
         judged_elsewhere = {d for split in ("validation", "test") for task in tasks[split] for d in task.relevance}
         texts = [
-            describe(document, number=1 + index % 30, words=24, see_also=experiment.env.see_also)
+            # Training takes the square of a word's length, and a text without spaces is one word.
+            describe(document, number=1 + index % 30, words=24, see_also=experiment.env.see_also)[:4000]
             for index, document in enumerate(d for d in documents if d.doc_id not in judged_elsewhere)
         ]
         texts += [task.query for task in tasks["train"]]

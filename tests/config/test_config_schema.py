@@ -97,6 +97,7 @@ def test_published_defaults():
         (lambda: OptimizerConfig(learning_rate=0.0), r"optimizer.learning_rate: expected a number in \(0, 0.01\]"),
         (lambda: SamplingConfig(temperature=0.0), r"sampling.temperature: expected a number in \(0, 2\], got 0.0"),
         (lambda: TrackerConfig(project=3), "tracker.project: expected a string, got 3"),
+        (lambda: EvaluationConfig(temperatures=(0.5, 0.50000001)), "evaluation.temperatures: expected each once"),
         (lambda: EvaluationConfig(temperatures=[1.0]), "evaluation.temperatures: expected a list, each a number"),
         (lambda: Experiment(exp="x", scale="local", seed=-1), "^seed: expected an integer in"),
         (lambda: Experiment(exp="x", scale="local", rl="ppo"), "rl: expected an instance of .*RLConfig.*, got 'ppo'"),

@@ -111,14 +111,24 @@ def test_terminal_tables_fit_120_columns_and_show_the_numbers(summary: dict[str,
 def test_tables_show_what_has_no_value_as_a_dash_and_names_with_brackets_as_they_are() -> None:
     failed = [
         EpisodeRecord(
-            f"t{i}", "[red]odd", "token_limit", 0.0, turns=2, action_tokens=9, seconds=1, calls=1, malformed_calls=0
+            f"t{i}", part, "token_limit", 0.0, turns=2, action_tokens=9, seconds=1, calls=1, malformed_calls=0
         )
-        for i in range(5)
+        for i, part in enumerate(["[red]odd", "[red]odd", "other"])
     ]
     found = summarise({"base": failed, "tuned": failed}, resamples=50)
     assert "–" in printed(found)
     assert printed(found).count("[red]odd") == 3  # agents, differences, decomposition
     assert "nan" not in printed(found).lower() + markdown_table(found).lower()
+
+
+def test_a_slice_that_holds_all_tasks_is_not_shown_beside_them() -> None:
+    records = [
+        EpisodeRecord(f"t{i}", "all", "submitted", 0.5, turns=2, action_tokens=9, seconds=1, calls=2, malformed_calls=0)
+        for i in range(3)
+    ]
+    found = summarise({"base": records, "tuned": records}, resamples=50)
+    assert markdown_table(found).count("all tasks") == 2  # agents, differences
+    assert "| all" not in markdown_table(found).replace("all tasks", "") and list(found["agents"]["base"]["slices"])
 
 
 def test_tables_of_a_single_agent_have_no_differences() -> None:

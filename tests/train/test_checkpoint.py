@@ -1,5 +1,6 @@
 """Checkpoints: exact, whole or absent, refused where they don't fit, restored onto other devices."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -105,6 +106,18 @@ def test_latest_keeps_the_newest_and_can_restore_an_older(tmp_path):
 def test_restoring_from_nothing_is_an_error(checkpointer):
     with pytest.raises(ValueError, match=r"expected a checkpoint in .*found steps \[\]"):
         checkpointer.restore({"w": jnp.float32(0)})
+
+
+@pytest.mark.parametrize("part", ["arrays", "host"])
+def test_damaged_files_are_named(tmp_path, part):
+    like = {"w": jnp.float32(0)}
+    with contextlib.closing(Checkpointer(tmp_path, config=CONFIG)) as checkpointer:
+        checkpointer.save(1, {"w": jnp.float32(1)}, {})
+    for path in (tmp_path / "1" / part).rglob("*"):
+        if path.is_file():
+            path.write_bytes(path.read_bytes()[:10])
+    with pytest.raises(CheckpointMismatch, match=f"expected to read its {part}, but .*delete {tmp_path}/1 to begin"):
+        Checkpointer(tmp_path, config=CONFIG).restore(like)
 
 
 @pytest.mark.parametrize("step", [5, 4])

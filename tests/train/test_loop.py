@@ -190,8 +190,15 @@ def test_what_the_user_can_mend_ends_a_run_with_its_message(
         raise error
 
     monkeypatch.setattr(loop._Run, "finish", finish)
+    experiment = with_overrides(Experiment(exp="mine", scale="tiny", workdir=str(tmp_path / "run")), settings)
     with pytest.raises(SetupError, match=str(error)):
-        run(with_overrides(Experiment(exp="mine", scale="tiny", workdir=str(tmp_path / "run")), settings))
+        run(experiment)
+    # Nothing was trained, so nothing that was wrong is held against what is right. A checkpoint is.
+    assert not (tmp_path / "run" / "config.json").exists()
+    (tmp_path / "run" / "checkpoints" / "warmup" / "200").mkdir(parents=True)
+    with pytest.raises(SetupError, match=str(error)):
+        run(experiment)
+    assert (tmp_path / "run" / "config.json").exists()
 
 
 def test_a_split_without_tasks_is_refused(settings: dict[str, Any], tmp_path: Path) -> None:
