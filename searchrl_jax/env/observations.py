@@ -58,12 +58,12 @@ class References:
     """The local reference numbers of one episode, from 1, in order of first appearance.
 
     Attributes:
-        query: the latest.
+        queries: asked so far.
         scores: of each document that was shown, see `fused`.
     """
 
     doc_ids: list[str] = field(default_factory=list)
-    query: str = ""
+    queries: set[str] = field(default_factory=set)
     scores: dict[str, float] = field(default_factory=dict)
     described: set[str] = field(default_factory=set)
     _numbers: dict[str, int] = field(default_factory=dict)
@@ -81,8 +81,8 @@ class References:
     def fused(self, query: str, shown: Sequence[str], skipped: int = 0) -> dict[str, float]:
         """Scores after one more search: score(d) = w * score_before(d) + 1 / (5 + rank of d), d in `shown`.
 
-        w is 1 where `query` is the latest one again. It is 1/10 after another query, since who asks again knows more:
-        what is found then comes first.
+        w is 1/10 where `query` is new, since who asks anew knows more: what it finds comes first. It is 1 for one that
+        was asked before, to whichever tool.
 
         Args:
             skipped: results of the query before those in `shown`, which have the ranks skipped + 1, skipped + 2, ...
@@ -91,7 +91,7 @@ class References:
             Cormack, Clarke & Buettcher, "Reciprocal Rank Fusion outperforms Condorcet and individual Rank Learning
             Methods", SIGIR 2009.
         """
-        weight = 1.0 if query == self.query else 0.1
+        weight = 1.0 if query in self.queries else 0.1
         scores = {doc_id: weight * score for doc_id, score in self.scores.items()}
         for rank, doc_id in enumerate(shown, start=skipped + 1):
             scores[doc_id] = scores.get(doc_id, 0.0) + 1 / (5 + rank)
@@ -147,7 +147,8 @@ def render_hits(
     if not lines:
         return (NOTHING_FITS if documents else NO_MORE_RESULTS if skipped else NO_RESULTS), ()
     text = "\n".join([*lines, *_order(references, query, shown, skipped)])
-    references.query, references.scores = query, references.fused(query, shown, skipped)
+    references.scores = references.fused(query, shown, skipped)
+    references.queries.add(query)
     return text, tuple(shown)
 
 

@@ -12,7 +12,8 @@ same pieces wherever it stands. That is what lets a small policy copy a name fro
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import itertools
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
@@ -125,7 +126,9 @@ class Tokenizer:
         return cls(backend)
 
 
-def train_tokenizer(texts: Iterable[str], vocab_size: int, scaffolds: Sequence[str]) -> Tokenizer:
+def train_tokenizer(
+    texts: Sequence[str], vocab_size: int, scaffolds: Sequence[str], characters: Sequence[str] = ()
+) -> Tokenizer:
     """A tokenizer learned from `texts`; the same texts in the same order give the same file.
 
     Args:
@@ -133,6 +136,8 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int, scaffolds: Sequence[s
         vocab_size: upper bound on the number of ids, control tokens, headers and scaffolds included. Fewer come out
             where the texts are too small to learn so many merges.
         scaffolds: strings that become single tokens wherever they stand in a text.
+        characters: which become single pieces, however rare in `texts`. A policy that copies a character byte by byte
+            breaks it at times, and a call that holds half a character is no text.
 
     Raises:
         ValueError: `vocab_size` cannot hold the bytes and the fixed tokens, a scaffold is empty, repeated or holds a
@@ -162,7 +167,9 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int, scaffolds: Sequence[s
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    backend.train_from_iterator((require_utf8(text) for text in texts), trainer)
+    # As often as there are texts, so that their bytes are among the first to be merged.
+    repeated = itertools.chain.from_iterable(itertools.repeat(character, len(texts)) for character in characters)
+    backend.train_from_iterator((require_utf8(text) for text in itertools.chain(texts, repeated)), trainer)
     backend.add_tokens([AddedToken(text, normalized=False, special=False) for text in scaffolds])
     return Tokenizer(backend)
 

@@ -43,8 +43,8 @@ class Scrambler:
 
     Demonstrations repeat the same few thousand names and sentences, which a decoder learns by heart sooner than it
     learns to copy; a scrambled one can only be foretold by copying. Control tokens, scaffolds, digits and the layout
-    keep their places. A word stays a word, and a piece with a leading space stays one. Parts of characters count as
-    signs, an eighth of them at a time: no training question may hold one, and all of them would outnumber the signs.
+    keep their places. A word stays a word, and a piece with a leading space stays one. So do parts of characters: a
+    policy that has learned to write them writes them anywhere at times.
     """
 
     def __init__(self, tokenizer: Tokenizer | PretrainedTokenizer) -> None:
@@ -53,11 +53,10 @@ class Scrambler:
         classes: dict[tuple[bool, bool], list[int]] = {}
         for id_ in range(tokenizer.vocab_size):
             piece = tokenizer.decode([id_])
-            is_text = piece.isprintable() and not any(map(str.isdigit, piece))
+            is_text = piece.isprintable() and not any(map(str.isdigit, piece)) and "\ufffd" not in piece
             if id_ not in fixed and is_text and piece.strip():
                 classes.setdefault((piece.startswith(" "), any(map(str.isalpha, piece))), []).append(id_)
         self._classes = [np.array(members, np.int32) for members in classes.values()]
-        self._parts = [id_ for id_ in classes.get((False, False), ()) if tokenizer.decode([id_]) == "\ufffd"]
         self._identity = np.arange(tokenizer.vocab_size, dtype=np.int32)
 
     def __call__(
@@ -65,9 +64,8 @@ class Scrambler:
     ) -> Int32[np.ndarray, " L"]:
         """`ids` under a random permutation of the pieces of each class, but for those in `kept`."""
         table = self._identity.copy()
-        spared = rng.permutation(self._parts)[len(self._parts) // 8 :]
         for members in self._classes:
-            renamed = np.setdiff1d(members, [*kept, *spared])
+            renamed = np.setdiff1d(members, kept)
             table[renamed] = rng.permutation(renamed)
         return table[ids]
 

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -20,6 +21,8 @@ from searchrl_jax.text.hermes import HermesDialect, call_scaffolds
 from searchrl_jax.text.tokenizer import Tokenizer, train_tokenizer
 from searchrl_jax.text.tools import search_tools
 from searchrl_jax.train.claims import claim
+
+SIGNS = 64  # characters outside ASCII, the most common, that are single pieces of a tokenizer made here
 
 
 @dataclass(frozen=True)
@@ -121,7 +124,9 @@ def _policy(
         ]
         texts += [task.query for task in tasks["train"]]
         partial = path.with_suffix(".partial")
-        train_tokenizer(texts, model.vocab_size, call_scaffolds(tools)).save(partial)
+        signs = Counter(sign for document in documents for sign in document.text if not sign.isascii())
+        common = [sign for sign, _ in sorted(signs.items(), key=lambda pair: (-pair[1], pair[0]))[:SIGNS]]
+        train_tokenizer(texts, model.vocab_size, call_scaffolds(tools), common).save(partial)
         os.replace(partial, path)
     tokenizer = Tokenizer.load(path)
     shape = DecoderConfig(

@@ -74,6 +74,16 @@ def test_the_same_query_to_another_tool_counts_as_much():
     assert references.scores == pytest.approx({"a": 1 / 6, "b": 2 / 7, "c": 1 / 6})
 
 
+def test_a_query_asked_before_puts_its_later_results_behind_its_first_ones():
+    documents = [Document(name, "text", name) for name in "abcd"]
+    references = References()
+    render_hits("q", documents[:1], references, (), layout())
+    render_hits("new", documents[1:2], references, (), layout())
+    text, _ = render_hits("q", documents[2:], references, (), layout(), skipped=4)
+    assert text.endswith("\norder:2,3,4,1")  # 1/6, 1/10, 1/11, 1/60
+    assert references.scores == pytest.approx({"a": 1 / 60, "b": 1 / 6, "c": 1 / 10, "d": 1 / 11})
+
+
 def test_later_results_of_a_query_rank_below_its_first_ones():
     a, b, c = (Document(name, "text", name) for name in "abc")
     references = References()

@@ -76,6 +76,15 @@ def test_lone_surrogates_are_refused_clearly(tokenizer):
         train_tokenizer(["\udfff"], 600, SCAFFOLDS)
 
 
+def test_rare_characters_are_single_pieces_where_they_are_asked_for():
+    rare = ["≥", "∞", "é"]
+    learned = train_tokenizer(TEXTS, 600, SCAFFOLDS, rare)
+    plain = train_tokenizer(TEXTS, 600, SCAFFOLDS)
+    for character in rare:
+        assert len(learned.encode(character)) == 1 < len(plain.encode(character))
+        assert learned.decode(learned.encode(f"(C{character} smooth)")) == f"(C{character} smooth)"
+
+
 def test_a_dotted_name_is_the_same_pieces_wherever_it_stands(tokenizer):
     name = tokenizer.encode(" numpy.linalg.matrix_rank2")
     around = [
