@@ -176,6 +176,16 @@ def test_scrambling_renames_words_alike_and_leaves_the_rest() -> None:
         assert any(map(str.isalpha, one)) == any(map(str.isalpha, other))
 
 
+def test_scrambling_writes_no_part_of_a_character() -> None:
+    tokenizer = DIALECT.tokenizer
+    ids = np.arange(tokenizer.vocab_size, dtype=np.int32)
+    is_part = np.array(["\ufffd" in tokenizer.decode([id_]) for id_ in ids])
+    assert is_part.sum() >= 128
+    for seed in range(5):
+        scrambled = Scrambler(tokenizer)(ids, np.random.default_rng(seed))
+        np.testing.assert_array_equal(scrambled[is_part], ids[is_part])
+
+
 def test_scrambling_keeps_what_is_asked_and_what_lines_are_laid_out_with() -> None:
     source = stream(scrambled=1.0)
     known, bridge = (DIALECT.tokenizer.encode(text) for text in (" says how to", " point to"))
