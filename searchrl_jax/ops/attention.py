@@ -45,7 +45,7 @@ def attend(
     q_BKGTH = q.reshape(B, T, K, N // K, H).transpose(0, 2, 3, 1, 4) * (H**-0.5 if scale is None else scale)
     scores = []
     for block in blocks:
-        # With the keys first, XLA multiplies a single query by them twice as fast on a CPU.
+        # With the keys first, XLA multiplies a single query by them faster on a CPU.
         score = jnp.einsum("BKSH,BKGTH->BKSGT", block.k, q_BKGTH, preferred_element_type=jnp.float32)
         score = jnp.moveaxis(score, 2, -1)
         scores.append(jnp.where(block.mask[:, None, None], score, -1e30))

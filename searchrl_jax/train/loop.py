@@ -314,7 +314,7 @@ class _Run:
             warmup, done = json.loads((run / "config.json").read_text())["warmup"], checkpoints.latest() or 0
             if not warmup.get("path") and done < warmup["steps"]:
                 raise ValueError(f"its warm-up stands at {done} of {warmup['steps']} updates; let it end")
-        except ValueError as error:
+        except (ValueError, OSError, KeyError) as error:
             raise SetupError(f"warmup.path: expected a run whose base agent fits, got {run}: {error}") from error
         return checkpoints
 
