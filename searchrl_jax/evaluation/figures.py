@@ -5,6 +5,7 @@ Figures are built as `Figure` objects, never through pyplot: no global state, no
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -105,10 +106,11 @@ def agent_bars(summary: Mapping[str, Any], metric: str = "ndcg@10", label: str =
     slices = parts(first["slices"])
     names = {key: slice_name(key).replace("$", r"\$") for key in slices}
     groups += [f"{names[key]}\n(n = {entry['tasks']})" for key, entry in slices.items()]
-    figure = Figure(figsize=(2.0 + 1.9 * len(groups), 3.8), layout="constrained")
+    # At least as wide as the legend, one line above the axes.
+    figure = Figure(figsize=(max(2.0 + 1.9 * len(groups), 1.3 * len(agents)), 3.8), layout="constrained")
     axes = figure.subplots()
     width = 0.8 / len(agents)
-    spare = (colour for colour in COLOURS if colour not in AGENT_COLOURS.values())
+    spare = cycle(colour for colour in COLOURS if colour not in AGENT_COLOURS.values())
     for index, (name, whole) in enumerate(agents.items()):
         entries = [whole, *(whole["slices"][key] for key in slices)]
         offset = (index - (len(agents) - 1) / 2) * width

@@ -187,6 +187,21 @@ def test_bars_have_heights_and_intervals_of_the_summary(summary: dict[str, Any],
     assert save_png(figure, tmp_path / "deep" / "bars.png").read_bytes().startswith(PNG)
 
 
+@pytest.mark.parametrize("count", [1, 5, 9])
+def test_bars_leave_room_for_their_axes_beside_the_legend(count: int, tmp_path: Path) -> None:
+    """One slice and several agents: the legend used to be wider than the figure, and no room was left for the bars."""
+    names = ["base", "tuned", "bm25", "vector", "fusion", "other", "another", "a third", "a fourth"][:count]
+    found = summarise({name: [replace(e, slice="all") for e in episodes(0.5, 0)] for name in names}, resamples=50)
+    figure = agent_bars(found)
+    save_png(figure, tmp_path / "bars.png")
+    (axes,) = figure.axes
+    legend = axes.get_legend()
+    assert legend is not None
+    assert axes.get_position().width > 0.6
+    assert legend.get_window_extent().x0 > 0
+    assert legend.get_window_extent().x1 < figure.bbox.x1
+
+
 def test_report_is_one_well_formed_file_without_outside_references(summary: dict[str, Any], tmp_path: Path) -> None:
     drawn = save_png(agent_bars(summary), tmp_path / "bars.png")
     path = write_report(
