@@ -3,22 +3,35 @@
 python benchmarks/async_vs_sync.py --exp=mtrl_search [--scale=local] [--tool-latency=0.2] [--steps-off-policy=3]
     [--seeds=0,1,2] [--workdir=runs/async_vs_sync] [any setting of the experiment]
 
-Prints the reward of each step and the wall-clock up to it, means over the seeds, and below them the seconds of
-reinforcement learning and the tuned agent's nDCG@10 on the test tasks, seed by seed. A run that is complete in its
-directory is read, not run again; one that was stopped goes on, and its time counts from both parts.
+Prints the reward of each step and the wall-clock up to it, means over the seeds, and draws them in curves.png. Below
+come the tuned agents on the test tasks, seed by seed, and how far the asynchronous one is above the other. Both runs of
+a seed begin with one base agent: that of --warmup.path, in which {seed} stands for the seed, or else the one that the
+run in turns makes. A run that is complete in its directory is read, not run again; one that was stopped goes on, and
+its time counts from both parts.
 """
 
 import argparse
 import importlib.util
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from matplotlib.figure import Figure
+
+from searchrl_jax.config.cli import Experimenter, parse
+from searchrl_jax.config.overlays import with_overrides
+from searchrl_jax.evaluation.figures import COLOURS, LINE_STYLES, save_png
+from searchrl_jax.evaluation.study import against_first_table, read_run
+from searchrl_jax.evaluation.tables import markdown_rows
+from searchrl_jax.train.interrupt import Interrupted
+from searchrl_jax.train.loop import SetupError, run
+from searchrl_jax.train.tracker import read_rows
 
 ROOT = Path(__file__).resolve().parent.parent
+Curves = tuple[np.ndarray, np.ndarray, np.ndarray]  # reward, seconds since the first step began, mean age; by step
 
 
 class Delayed:
@@ -34,65 +47,105 @@ class Delayed:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Runs what is missing and prints the comparison."""
+    """Runs what is missing and prints the comparison.
+
+    Returns:
+        The exit status: 0 done or cleanly interrupted, 2 called wrongly.
+    """
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--tool-latency", type=float, default=0.2, help="seconds added to every search")
     options.add_argument("--steps-off-policy", type=int, default=3, help="bound of the asynchronous runs")
-    options.add_argument("--seeds", default="0", help="as in 0,1,2")
-    options.add_argument("--workdir", default="runs/async_vs_sync", help="a run directory for each run lies in it")
+    options.add_argument(
+        "--seeds", type=lambda text: [int(seed) for seed in text.split(",")], default=[0], help="0,1,2"
+    )
+    options.add_argument(
+        "--workdir", type=Path, default="runs/async_vs_sync", help="a directory for each run lies in it"
+    )
     chosen, rest = options.parse_known_args(argv)
-
-    from searchrl_jax.config.cli import Experimenter, parse
-    from searchrl_jax.config.overlays import with_overrides
-    from searchrl_jax.train.loop import run
-    from searchrl_jax.train.tracker import read_rows
-
-    def load(name: str) -> Experimenter:
-        spec = importlib.util.spec_from_file_location(name, ROOT / "experiments" / f"{name}.py")
-        assert spec is not None and spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        return lambda scale: module.config("local" if scale == "auto" else scale)
-
     names = sorted(path.stem for path in (ROOT / "experiments").glob("*.py"))
-    experiment = parse(rest, load, names, prog="benchmarks/async_vs_sync.py").experiment
+    experiment = parse(rest, _load, names, prog="benchmarks/async_vs_sync.py").experiment
+
+    path = experiment.warmup.path
     modes = {"in turns": 0, "asynchronous": chosen.steps_off_policy}
-    rows: dict[str, list[list[dict[str, Any]]]] = {mode: [] for mode in modes}
-    finals: dict[str, list[dict[str, Any]]] = {mode: [] for mode in modes}
-    for seed in map(int, chosen.seeds.split(",")):
-        for mode, bound in modes.items():
-            workdir = Path(chosen.workdir) / f"bound_{bound}_latency_{chosen.tool_latency:g}_seed_{seed}"
-            changes = {"seed": seed, "workdir": str(workdir), "rollout.max_steps_off_policy": bound}
-            summary = run(with_overrides(experiment, changes), lambda tool: Delayed(tool, chosen.tool_latency))
-            rows[mode].append([row for row in read_rows(workdir / "metrics.jsonl") if row["step"]])
-            finals[mode].append(summary)
-    print(f"\ntools take {chosen.tool_latency:g} s longer; means over seeds {chosen.seeds}\n")
-    print("| step | " + " | ".join(f"reward {mode} | seconds {mode} | age {mode}" for mode in modes) + " |")
-    print("|---:" * (1 + 3 * len(modes)) + "|")
-    curves = {mode: _curves(rows[mode]) for mode in modes}
-    for index in range(len(rows["in turns"][0])):
-        cells = " | ".join(
-            f"{reward[index]:.3f} | {clock[index]:.0f} | {age[index]:.2f}" for reward, clock, age in curves.values()
-        )
-        print(f"| {index + 1} | {cells} |")
-    print("\n| seed | mode | RL seconds | tuned nDCG@10 | failed % |\n|---:|---|---:|---:|---:|")
-    for index, seed in enumerate(chosen.seeds.split(",")):
-        for mode in modes:
-            final = finals[mode][index]
-            tuned, seconds = final["agents"]["tuned"], final["seconds"]["rl"]
-            low, high = tuned["intervals"]["ndcg@10"]
-            print(
-                f"| {seed} | {mode} | {seconds:.0f} | {tuned['ndcg@10']:.3f} [{low:.3f}, {high:.3f}] "
-                f"| {100 * tuned['failure_rate']:.1f} |"
-            )
+    workdirs: dict[str, list[Path]] = {mode: [] for mode in modes}
+    try:
+        for seed in chosen.seeds:
+            base = path.replace("{seed}", str(seed))
+            for mode, bound in modes.items():
+                workdir = chosen.workdir / f"bound_{bound}_latency_{chosen.tool_latency:g}_seed_{seed}"
+                changes = {"seed": seed, "rollout.max_steps_off_policy": bound, "warmup.path": base}
+                experiment = with_overrides(experiment, changes | {"workdir": str(workdir)})
+                run(experiment, lambda tool: Delayed(tool, chosen.tool_latency))
+                workdirs[mode].append(workdir)
+                base = base or str(workdir)
+    except Interrupted as interrupted:
+        print(interrupted)
+        return 0
+    except SetupError as error:
+        print(f"benchmarks/async_vs_sync.py: error: {error}", file=sys.stderr)
+        return 2
+
+    curves = {mode: _curves(folders) for mode, folders in workdirs.items()}
+    print(
+        f"\ntools take {chosen.tool_latency:g} s longer; means over {len(chosen.seeds)} seeds\n\n{_steps_table(curves)}"
+    )
+    print(f"figure: {_draw(curves, chosen.workdir / 'curves.png')}\n\n{_finals_table(chosen.seeds, workdirs)}")
+    for seed, *pair in zip(chosen.seeds, *workdirs.values(), strict=True):
+        runs = [(f"seed {seed}, {mode}", read_run(workdir)[1]) for mode, workdir in zip(modes, pair, strict=True)]
+        print(against_first_table(runs, pair))
     return 0
 
 
-def _curves(runs: Sequence[Sequence[dict[str, Any]]]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Reward, seconds since the first step began, and mean age, by step; means over the runs."""
+def _load(name: str) -> Experimenter:
+    spec = importlib.util.spec_from_file_location(name, ROOT / "experiments" / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return lambda scale: module.config("local" if scale == "auto" else scale)
+
+
+def _curves(workdirs: Sequence[Path]) -> Curves:
+    """Means over the runs."""
     names = ("reward", "timing_s/step", "staleness/mean")
-    reward, seconds, age = (np.mean([[row[name] for row in run] for run in runs], axis=0) for name in names)
+    runs = [[row for row in read_rows(workdir / "metrics.jsonl") if row["step"]] for workdir in workdirs]
+    reward, seconds, age = (np.mean([[row[name] for row in rows] for rows in runs], axis=0) for name in names)
     return reward, np.cumsum(seconds), age
+
+
+def _steps_table(curves: Mapping[str, Curves]) -> str:
+    rows = [["step", *(f"{name}, {mode}" for mode in curves for name in ("reward", "seconds", "age"))]]
+    for index in range(min(len(reward) for reward, _, _ in curves.values())):
+        cells = (
+            (f"{reward[index]:.3f}", f"{clock[index]:.0f}", f"{age[index]:.2f}")
+            for reward, clock, age in curves.values()
+        )
+        rows.append([str(index + 1), *(cell for three in cells for cell in three)])
+    return markdown_rows(rows, left=0)
+
+
+def _finals_table(seeds: Sequence[int], workdirs: Mapping[str, Sequence[Path]]) -> str:
+    rows = [["seed", "mode", "RL seconds", "tuned nDCG@10", "failed"]]
+    for index, seed in enumerate(seeds):
+        for mode, folders in workdirs.items():
+            final = read_run(folders[index])[1]["final"]
+            tuned = final["agents"]["tuned"]
+            low, high = tuned["intervals"]["ndcg@10"]
+            score, failed = f"{tuned['ndcg@10']:.3f} [{low:.3f}, {high:.3f}]", f"{100 * tuned['failure_rate']:.1f} %"
+            rows.append([str(seed), mode, f"{final['seconds']['rl']:.0f}", score, failed])
+    return markdown_rows(rows, left=2)
+
+
+def _draw(curves: Mapping[str, Curves], path: Path) -> Path:
+    """Reward over steps and over wall-clock."""
+    figure = Figure(figsize=(8.4, 3.2), layout="constrained")
+    by_step, by_clock = figure.subplots(1, 2, sharey=True)
+    for (mode, (reward, clock, _)), colour, style in zip(curves.items(), COLOURS, LINE_STYLES, strict=False):
+        by_step.plot(np.arange(1, len(reward) + 1), reward, style, color=colour, label=mode)
+        by_clock.plot(clock / 60, reward, style, color=colour, label=mode)
+    by_step.set(xlabel="step", ylabel="mean reward")
+    by_clock.set(xlabel="minutes of reinforcement learning")
+    by_clock.legend(frameon=False)
+    return save_png(figure, path)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Prints finished runs side by side, as Markdown: gains over the base, and over BM25.
+"""Prints finished runs side by side, as Markdown: gains over the base, over BM25, and over the first run.
 
 python launch/study.py runs/seed0 runs/seed1 [--json]
 
@@ -19,12 +19,12 @@ def main(argv: Sequence[str]) -> int:
     options.add_argument("--json", action="store_true", help="print the summaries, by the runs' names, instead")
     chosen = options.parse_args(argv)
 
-    from searchrl_jax.evaluation.study import gains_table, labels, margins_table, read_run
+    from searchrl_jax.evaluation.study import labels, read_run, tables
 
     try:
         configs, summaries = zip(*map(read_run, chosen.workdir), strict=True)
         runs = list(zip(labels(configs), summaries, strict=True))
-        print(json.dumps(dict(runs)) if chosen.json else f"{gains_table(runs)}\n{margins_table(runs)}")
+        print(json.dumps(dict(runs)) if chosen.json else tables(runs, chosen.workdir))
     except ValueError as error:
         print(f"launch/study.py: error: {error}", file=sys.stderr)
         return 2

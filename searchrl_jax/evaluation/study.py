@@ -1,15 +1,34 @@
-"""Finished runs side by side, as Markdown: what each reached, and how far it is above a one-shot retriever."""
+"""Finished runs side by side, as Markdown: what each reached, and how far above a one-shot retriever and another run.
+
+The files of a run's `evaluation/` are named here.
+"""
 
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from searchrl_jax.evaluation.summary import EpisodeRecord, summarise
 from searchrl_jax.evaluation.tables import Column, agent_name, difference_cell, markdown_rows, parts, slice_name
 
 Summaries = Mapping[str, Mapping[str, Any]]  # name of the file -> what it holds, the first temperature first
 
 OF_NO_INTEREST = frozenset({"workdir", "warmup.path"})  # settings that tell runs apart and change nothing in them
+
+
+def summary_path(folder: Path, temperature: float | None) -> Path:
+    """File of the summary of a temperature; None stands for the run's first."""
+    return folder / ("final.json" if temperature is None else f"final_{_suffix(temperature)}.json")
+
+
+def episodes_path(folder: Path, agent: str, temperature: float) -> Path:
+    """File of what an agent did on each test task: "seconds", "records" (of `EpisodeRecord`s) and "episodes"."""
+    return folder / "episodes" / f"{agent}_{_suffix(temperature)}.json"
+
+
+def _suffix(temperature: float) -> str:
+    """ "t1", "t05" or "greedy"."""
+    return f"t{temperature:g}".replace(".", "") if temperature else "greedy"
 
 
 def read_run(workdir: Path) -> tuple[dict[str, Any], dict[str, Mapping[str, Any]]]:
@@ -18,12 +37,25 @@ def read_run(workdir: Path) -> tuple[dict[str, Any], dict[str, Mapping[str, Any]
     Raises:
         ValueError: there is no finished run in `workdir`.
     """
-    final = workdir / "evaluation" / "final.json"
+    final = summary_path(workdir / "evaluation", None)
     if not final.exists():
         raise ValueError(f"expected a finished run in {workdir}, found no {final}; finish it, or name another folder")
     others = sorted(final.parent.glob("final_*.json"), reverse=True)
     read = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in (final, *others)}
     return flat(json.loads((workdir / "config.json").read_text(encoding="utf-8"))), read
+
+
+def read_records(workdir: Path, temperature: float, agent: str = "tuned") -> list[EpisodeRecord]:
+    """What the agent did on each test task, in their order.
+
+    Raises:
+        ValueError: the run in `workdir` was not evaluated at that temperature, or was by another version.
+    """
+    path = episodes_path(workdir / "evaluation", agent, temperature)
+    try:
+        return [EpisodeRecord(**record) for record in json.loads(path.read_text(encoding="utf-8"))["records"]]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"expected the {agent} agent's episodes in {path}, got {error!r}; evaluate it anew") from error
 
 
 def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -35,10 +67,23 @@ def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def labels(configs: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Each run's settings that are not the same in all runs, as in "seed=1, rl.loss_fn=cispo"."""
+    """Names of the runs, as in "seed=1, rl.loss_fn=cispo".
+
+    The first run is called by its settings that another one hasn't, each other by its own that the first hasn't.
+    """
     names = dict.fromkeys(name for config in configs for name in config if name not in OF_NO_INTEREST)
-    differing = [name for name in names if any(config.get(name) != configs[0].get(name) for config in configs)]
-    return [", ".join(f"{name}={config.get(name)}" for name in differing) or "run" for config in configs]
+    first, found = configs[0], []
+    for index, config in enumerate(configs):
+        rivals = [config] if index else configs[1:]
+        differing = [name for name in names if any(rival.get(name) != first.get(name) for rival in rivals)]
+        found.append(", ".join(f"{name}={config.get(name)}" for name in differing) or "run")
+    return found
+
+
+def tables(runs: Sequence[tuple[str, Summaries]], workdirs: Sequence[Path]) -> str:
+    """All tables of runs, of which `workdirs` are the directories."""
+    against = against_first_table(runs, workdirs) if len(runs) > 1 else ""
+    return "\n".join(filter(None, [gains_table(runs), margins_table(runs), against]))
 
 
 def gains_table(runs: Sequence[tuple[str, Summaries]]) -> str:
@@ -87,4 +132,32 @@ def margins_table(runs: Sequence[tuple[str, Summaries]], retriever: str = "bm25"
                 for agent, gap in pairs
             ]
             rows.append([label, f"{summary['temperature']:g}", *cells])
+    return markdown_rows(rows, left=1)
+
+
+def against_first_table(runs: Sequence[tuple[str, Summaries]], workdirs: Sequence[Path]) -> str:
+    """Each run's tuned agent minus that of the first run: paired over the tasks, at each temperature that both have.
+
+    Raises:
+        ValueError: the runs were evaluated on other tasks, or the episodes of one can't be read.
+    """
+    score, rate = Column("ndcg@10", ""), Column("failure_rate", "", 100.0, 1)
+    slices = list(parts(next(iter(runs[0][1].values()))["agents"]["tuned"]["slices"]))
+    rows = [
+        ["minus the first run", "temperature", "all tasks", "both finished", "failed, points", *map(slice_name, slices)]
+    ]
+    temperatures = {summary["temperature"] for summary in runs[0][1].values()}
+    for (label, summaries), workdir in list(zip(runs, workdirs, strict=True))[1:]:
+        for temperature in (each["temperature"] for each in summaries.values() if each["temperature"] in temperatures):
+            pair = {"base": read_records(workdirs[0], temperature), "tuned": read_records(workdir, temperature)}
+            try:
+                gap = summarise(pair)["differences"]["tuned-base"]
+            except ValueError as error:
+                raise ValueError(
+                    f"{label}: expected the tasks of the first run: {error}; compare runs of one data set"
+                ) from error
+            columns = [(gap, score.metric, score), (gap, "ndcg@10_both_completed", score), (gap, rate.metric, rate)]
+            columns += [(gap["slices"][name], score.metric, score) for name in slices]
+            cells = [" ".join(difference_cell(entry[name], column)[:2]) for entry, name, column in columns]
+            rows.append([label, f"{temperature:g}", *cells])
     return markdown_rows(rows, left=1)

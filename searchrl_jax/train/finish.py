@@ -17,6 +17,7 @@ from searchrl_jax.data.schema import Task
 from searchrl_jax.evaluation.agents import one_shot_records, play_tasks, record_of
 from searchrl_jax.evaluation.figures import agent_bars, learning_curves, save_png
 from searchrl_jax.evaluation.report import write_report
+from searchrl_jax.evaluation.study import episodes_path, summary_path
 from searchrl_jax.evaluation.summary import EpisodeRecord, summarise
 from searchrl_jax.evaluation.tables import markdown_table, print_summary
 from searchrl_jax.models.decoder import Params
@@ -59,7 +60,7 @@ def compare_and_report(
     for index, temperature in enumerate(experiment.evaluation.temperatures):
         records[_heading(temperature)] = {}
         for name, params in agents.items():
-            path = folder / "episodes" / f"{name}_{_suffix(temperature)}.json"
+            path = episodes_path(folder, name, temperature)
             if not path.exists():
                 _play_to_file(path, player, params, tasks, temperature, name)
             played = json.loads(path.read_text())
@@ -76,7 +77,7 @@ def compare_and_report(
             by_agent | one_shot, resamples=experiment.evaluation.bootstrap_samples, seed=experiment.seed
         ) | {"temperature": temperature, "seconds": seconds}
         summaries[_heading(temperature)] = summary
-        _write_json(folder / ("final.json" if index == 0 else f"final_{_suffix(temperature)}.json"), summary)
+        _write_json(summary_path(folder, temperature if index else None), summary)
     _draw(experiment, workdir, work, tasks, summaries, episodes)
     markdown = [f"## {heading}\n\n{markdown_table(summary)}" for heading, summary in summaries.items()]
     (folder / "tables.md").write_text("\n".join(markdown), encoding="utf-8")
@@ -90,11 +91,6 @@ def compare_and_report(
 
 def _heading(temperature: float) -> str:
     return f"temperature {temperature:g}" if temperature else "greedy decoding"
-
-
-def _suffix(temperature: float) -> str:
-    """ "t1", "t05" or "greedy", as part of a file's name."""
-    return f"t{temperature:g}".replace(".", "") if temperature else "greedy"
 
 
 def _play_to_file(
