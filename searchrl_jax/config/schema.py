@@ -74,8 +74,9 @@ class RLConfig(Checked):
     """Upper bound on that weight; none for no bound."""
     kl_coef: float = field(default=0.0, metadata=within(0))
     """Weight of the divergence from the reference, which is the base policy; 0 for none."""
-    kl_estimator: Literal["k1", "k2", "k3"] = "k3"
-    """Estimator of that divergence from a sampled token."""
+    kl_estimator: Literal["k1", "k2", "k3"] | None = None
+    """Estimator of that divergence from a sampled token; none for k3 in the loss, and for k1 in the reward, where the
+    others have no gradient near the reference."""
     kl_in: Literal["loss", "reward"] = "loss"
     """Where the divergence is charged: as a term of the loss, or off the reward of the turn."""
     entropy_coef: float = field(default=0.0, metadata=within(-1, 1))
@@ -88,6 +89,11 @@ class RLConfig(Checked):
     """With gae, weight of the value loss in the gradient of the decoder that the policy shares; 0 stops it."""
     critic_warmup_steps: int = field(default=0, metadata=within(0))
     """With gae, first steps that train the value model alone."""
+
+    @property
+    def divergence(self) -> Literal["k1", "k2", "k3"]:
+        """The estimator in use."""
+        return self.kl_estimator or ("k1" if self.kl_in == "reward" else "k3")
 
     def check(self) -> None:
         """A setting that another one leaves unread is refused, lest a run be taken for what it is not."""

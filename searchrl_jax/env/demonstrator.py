@@ -81,18 +81,15 @@ class Demonstrator:
         *,
         slips: float = 0.0,
         query_words: int = 12,
-        keep_observations: int = 0,
     ) -> None:
         """Args:
         shares: probability of each style; they sum to 1.
         slips: probability that a query slips; a submission does half as often.
         query_words: words of a quotation that a query takes at most.
-        keep_observations: last ones that stay in the history, as for rollouts; 0 keeps all.
         """
         if abs(sum(shares.values()) - 1) > 1e-6 or min(shares.values()) < 0:
             raise ValueError(f"expected shares of styles that sum to 1, got {dict(shares)}; correct warmup.*")
         self.env, self.dialect, self.slips, self.query_words = env, dialect, slips, query_words
-        self.keep_observations = keep_observations
         self.left_out = functools.partial(dialect.render_observation, LEFT_OUT)
         tokenizer = dialect.tokenizer
         syntax = {*tokenizer.control_ids.values(), *tokenizer.header_ids.values(), *tokenizer.scaffold_ids.values()}
@@ -282,7 +279,7 @@ class _Play:
         result = self.episode.step(call)
         if result.status is None:
             self.exchanges.append((action, self.d.dialect.render_observation(result.observation, action)))
-            history = compress(self.prompt, self.exchanges, self.d.left_out, keep=self.d.keep_observations)
+            history = compress(self.prompt, self.exchanges, self.d.left_out, keep=self.d.env.keep_observations)
             if len(history) >= self.d.env.limits.max_tokens_per_episode:
                 self.episode.fail(CONTEXT_LIMIT)
                 return []
@@ -363,7 +360,8 @@ class _Play:
         if doc_id not in self.episode.references.doc_ids:
             return ""
         number = self.episode.references.number(doc_id)
-        lines = (line for observation in self.observations for line in observation.split("\n"))
+        readable = self.observations[-self.d.env.keep_observations :]
+        lines = (line for observation in readable for line in observation.split("\n"))
         line = next((line for line in lines if line.startswith(f"[{number}] ")), "")
         start = line.find(f"{LINKS_WORD} {number}: ")
         names = line[start:].strip() if start >= 0 else ""

@@ -33,7 +33,8 @@ class ObservationFormat:
         words: words of the document's text at most; 0 shows titles only.
         see_also: names of linked documents at most.
         tokens: budget of the whole observation, counted by `count_tokens`.
-        short_repeats: a document described earlier in the episode is shown by reference and title alone.
+        short_repeats: a document described earlier in the episode is shown by reference and title alone, while the
+            policy can still read that description.
         count_tokens: the tokens of a text.
     """
 
@@ -60,12 +61,13 @@ class References:
     Attributes:
         queries: asked so far.
         scores: of each document that was shown, see `fused`.
+        described: the turn in which each document was described last.
     """
 
     doc_ids: list[str] = field(default_factory=list)
     queries: set[str] = field(default_factory=set)
     scores: dict[str, float] = field(default_factory=dict)
-    described: set[str] = field(default_factory=set)
+    described: dict[str, int] = field(default_factory=dict)
     _numbers: dict[str, int] = field(default_factory=dict)
 
     def number(self, doc_id: str) -> int:
@@ -115,6 +117,8 @@ def render_hits(
     layout: ObservationFormat,
     *,
     skipped: int = 0,
+    turn: int = 0,
+    readable_from: int = 0,
 ) -> tuple[str, tuple[str, ...]]:
     """The observation for the `documents` that `query` found, best first, and the ids of those that fitted into it.
 
@@ -125,14 +129,17 @@ def render_hits(
         references: the episode's numbers and scores; extended by what is shown.
         excluded_titles: names that must not appear among the links.
         skipped: results of the query that were shown before, see `References.fused`.
+        turn: that the observation follows.
+        readable_from: the first turn whose observation is not left out beside this one.
     """
     lines: list[str] = []
     shown: list[str] = []
     for document in documents:
         number = references.number(document.doc_id)
         head = f"[{number}] {title_of(document)}"
-        described = document.doc_id in references.described
-        details = "" if described and layout.short_repeats else _details(document, number, excluded_titles, layout)
+        described = references.described.get(document.doc_id)
+        is_read = layout.short_repeats and described is not None and described >= readable_from
+        details = "" if is_read else _details(document, number, excluded_titles, layout)
         order = _order(references, query, [*shown, document.doc_id], skipped)
         line, is_full = head + details, True
         if not layout.fits([*lines, line, *order]):
@@ -142,8 +149,8 @@ def render_hits(
         lines.append(line)
         shown.append(document.doc_id)
         references.assign(document.doc_id)
-        if is_full:
-            references.described.add(document.doc_id)
+        if is_full and not is_read:
+            references.described[document.doc_id] = turn
     if not lines:
         return (NOTHING_FITS if documents else NO_MORE_RESULTS if skipped else NO_RESULTS), ()
     text = "\n".join([*lines, *_order(references, query, shown, skipped)])

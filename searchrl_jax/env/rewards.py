@@ -16,6 +16,8 @@ TOOL_FAILURE = "tool_failure"
 LIMIT_STATUSES = (TURN_LIMIT, TOKEN_LIMIT, CONTEXT_LIMIT)
 STATUSES = (SUBMITTED, *LIMIT_STATUSES, TOOL_FAILURE)
 
+MALFORMED = "malformed"  # the component of a reward that malformed turns were charged
+
 
 @dataclass(frozen=True)
 class RewardSpec:

@@ -18,6 +18,7 @@ from searchrl_jax.env.limits import Limits
 from searchrl_jax.env.observations import ObservationFormat, References, render_hits, see_also_of, title_of
 from searchrl_jax.env.rewards import (
     CONTEXT_LIMIT,
+    MALFORMED,
     STATUSES,
     SUBMITTED,
     TOKEN_LIMIT,
@@ -92,6 +93,7 @@ class SearchEnv:
         observation_tokens: int = 256,
         see_also: int = 4,
         short_repeats: bool = True,
+        keep_observations: int = 0,
         count_tokens: Callable[[str], int] = count_words,
         tool_timeout_seconds: float = 10.0,
         tool_retries: int = 2,
@@ -108,6 +110,8 @@ class SearchEnv:
             observation_tokens: budget of an observation, by `count_tokens`.
             see_also: linked names of each hit at most.
             short_repeats: show a document described before by reference and title alone.
+            keep_observations: that the policy can read, the last ones; a placeholder stands for older ones
+                (`env.history.compress`). 0 for all.
             count_tokens: tokens of a text; give the tokenizer's where the budget must be exact. It must be safe to call
                 from several threads.
             tool_timeout_seconds: for one tool call with its retries.
@@ -122,11 +126,13 @@ class SearchEnv:
             raise ValueError(f"the name {SUBMIT!r} is the environment's own; rename that search tool")
         if results < 1:
             raise ValueError(f"expected results >= 1, got {results}; a search must be able to return something")
+        if keep_observations < 0:
+            raise ValueError(f"expected keep_observations >= 0, got {keep_observations}; 0 keeps all")
         self.retrievers = dict(retrievers)
         self.documents = _by_id(documents)
         self.limits = limits
         self.reward = reward
-        self.results = results
+        self.results, self.keep_observations = results, keep_observations
         self.count_tokens = count_tokens
         self.layout = ObservationFormat(observation_words, see_also, observation_tokens, short_repeats, count_tokens)
         self.runner = ToolRunner(tool_timeout_seconds, tool_retries)
@@ -283,8 +289,16 @@ class Episode:
                 f"error: {search.tool} is not available", error=TOOL_FAILURE, tool=search.tool, query=search.query
             )
             return self._end(TOOL_FAILURE, replace(result, detail=str(error)))
+        keep = self._env.keep_observations
         text, shown = render_hits(
-            search.query, hits, self.references, self._excluded_titles, self._env.layout, skipped=skipped
+            search.query,
+            hits,
+            self.references,
+            self._excluded_titles,
+            self._env.layout,
+            skipped=skipped,
+            turn=self.turn,
+            readable_from=self.turn - keep + 1 if keep else 0,
         )
         self._shown[asked] += len(shown)
         return StepResult(text, tool=search.tool, query=search.query, shown=shown)
@@ -311,7 +325,7 @@ class Episode:
         if reward is not None:
             self.turn_rewards.append(reward + self._paid(result))
             if self._env.reward.malformed_reward:
-                components["malformed"] = sum(self.turn_rewards) - reward
+                components[MALFORMED] = sum(self.turn_rewards) - reward
             reward = sum(self.turn_rewards)
         return replace(result, status=status, reward=reward, components=components)
 

@@ -103,7 +103,9 @@ def ppo(
         )
     advantage = _token_advantage(advantage, is_action)
     ratio = new_over_old(logprob, jax.lax.stop_gradient(behavior_logprob), is_action)
-    clipped = jnp.clip(ratio, clip_low_threshold, clip_high_threshold)
+    # Not jnp.clip, which halves the gradient at a bound: with a bound of 1 that is where every ratio begins.
+    clipped = jnp.where(ratio < clip_low_threshold, clip_low_threshold, ratio)
+    clipped = jnp.where(ratio > clip_high_threshold, clip_high_threshold, clipped)
     gain = jnp.minimum(ratio * advantage, clipped * advantage)
     if dual_clip is not None:
         gain = jnp.where(advantage < 0, jnp.maximum(gain, dual_clip * advantage), gain)

@@ -4,7 +4,7 @@ import functools
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -20,6 +20,8 @@ from searchrl_jax.rollout.failures import FailureLimit
 from searchrl_jax.rollout.trajectory import Trajectory, Turn
 from searchrl_jax.text.calls import Call, Malformed
 from searchrl_jax.text.dialect import Dialect
+
+LONGEST_WAIT = 1.0  # seconds for which a chunk is put off; the first one compiles, and takes long
 
 
 @dataclass(frozen=True)
@@ -72,7 +74,12 @@ class _Rollout:
 
 
 class Player:
-    """Plays requests with one engine and one environment."""
+    """Plays requests with one engine and one environment.
+
+    Where the environment keeps but the last observations, older ones give way to a placeholder, and the slot begins
+    anew with the history that is left. The limit on the tokens of an episode is then on what the policy reads at a
+    time.
+    """
 
     def __init__(
         self,
@@ -83,16 +90,12 @@ class Player:
         timeout_seconds: float,
         max_retries: int,
         max_failed_share: float = 1.0,
-        keep_observations: int = 0,
         threads: int = 8,
     ) -> None:
         """Args:
         timeout_seconds: a rollout older than this has failed.
         max_retries: tries more for a rollout whose tool failed, before it is given back as failed.
         max_failed_share: of the latest rollouts; where more are given back as failed, `TooManyFailures` is raised.
-        keep_observations: observations that stay in the history, the last ones; older ones give way to a placeholder,
-            and the slot begins anew with the history that is left. 0 keeps all. The limit on the tokens of an episode
-            is then on what the policy reads at a time.
         threads: tools that run at once.
 
         Raises:
@@ -105,7 +108,6 @@ class Player:
             )
         self.engine, self.env, self.dialect = engine, env, dialect
         self.timeout_seconds, self.max_retries = timeout_seconds, max_retries
-        self.keep_observations = keep_observations
         self._left_out = functools.partial(dialect.render_observation, LEFT_OUT)
         self.failures = FailureLimit(max_failed_share)
         self.pool = ThreadPoolExecutor(threads, thread_name_prefix="tool")
@@ -198,7 +200,9 @@ class Player:
                 result = episode.step(action)
                 if result.status is None:
                     rollout.exchanges.append((sampled, self.dialect.render_observation(result.observation, sampled)))
-                    history = compress(rollout.prompt, rollout.exchanges, self._left_out, keep=self.keep_observations)
+                    history = compress(
+                        rollout.prompt, rollout.exchanges, self._left_out, keep=self.env.keep_observations
+                    )
             except Exception as error:
                 # One bad rollout is masked and counted, as for a tool that fails; many of them stop the run.
                 result = episode.fail(TOOL_FAILURE, f"{type(error).__name__}: {error}")
@@ -262,7 +266,8 @@ class Flight:
     With `waits_for_tools` the turns that ended in a chunk are answered side by side and awaited before the next chunk:
     rollouts are scheduled by what they sampled, never by how long a tool took, so all is repeatable bit for bit.
     Without, the others go on decoding meanwhile, and the company that a rollout keeps depends on the clock; what it
-    samples does not, up to float rounding.
+    samples does not, up to float rounding. A chunk costs much the same however few slots act in it, so the next one is
+    put off while more than an eighth of the rollouts wait for tools, for as long as the last one took at most.
     """
 
     def __init__(
@@ -321,6 +326,7 @@ class Flight:
         acting = [slot for slot in sorted(self._live) if slot not in self._in_tools]
         if not acting:
             return finished
+        began = time.monotonic()
         engine.flush(params)
         budget = np.zeros(engine.shapes.slots, np.int32)
         for slot in acting:
@@ -340,7 +346,18 @@ class Flight:
         if self._waits_for_tools:
             wait(self._in_tools.values())
             finished += self._settle(list(self._in_tools))
+        else:
+            self._await_most(min(time.monotonic() - began, LONGEST_WAIT))
         return finished
+
+    def _await_most(self, seconds: float) -> None:
+        """Waits until at most an eighth of the rollouts wait for tools, for up to `seconds`."""
+        deadline = time.monotonic() + seconds
+        while (left := deadline - time.monotonic()) > 0:
+            waiting = [future for future in self._in_tools.values() if not future.done()]
+            if 8 * len(waiting) <= len(self._live):
+                break
+            wait(waiting, left, FIRST_COMPLETED)
 
     def _settle(self, slots: Sequence[int]) -> list[Trajectory]:
         """Takes the answers of `slots`, whose tools are done, into their histories; the trajectories that are over."""

@@ -47,6 +47,6 @@ def record_pass_rates(stream: TaskStream, groups: Sequence[Sequence[Trajectory]]
         threshold: reward from which a rollout has passed.
     """
     for group in groups:
-        rewards = [trajectory.reward for trajectory in group if trajectory.reward is not None]
+        rewards = [trajectory.task_reward for trajectory in group if trajectory.is_valid]
         if rewards:
             stream.record(group[0].task_id, sum(reward >= threshold for reward in rewards) / len(rewards))

@@ -1,5 +1,6 @@
 """One finished rollout, token by token."""
 
+import math
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -7,7 +8,7 @@ import numpy as np
 from jaxtyping import Bool, Float32, Int32
 
 from searchrl_jax.env.history import rows_between
-from searchrl_jax.env.rewards import SUBMITTED, TOOL_FAILURE
+from searchrl_jax.env.rewards import MALFORMED, SUBMITTED, TOOL_FAILURE
 
 
 @dataclass(frozen=True)
@@ -69,8 +70,14 @@ class Trajectory:
 
     @property
     def is_valid(self) -> bool:
-        """Whether the rollout may be trained on and stand in a baseline: no tool failed."""
-        return self.status != TOOL_FAILURE
+        """Whether the rollout may be trained on and stand in a baseline: no tool failed, and its reward is a number."""
+        return self.status != TOOL_FAILURE and self.reward is not None and math.isfinite(self.reward)
+
+    @property
+    def task_reward(self) -> float:
+        """nDCG@10 or -1: the reward without what malformed turns are charged, which says nothing of the task; 0 where
+        the rollout is masked."""
+        return 0.0 if self.reward is None else self.reward - self.components.get(MALFORMED, 0.0)
 
     @property
     def is_submitted(self) -> bool:

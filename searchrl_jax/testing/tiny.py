@@ -80,6 +80,7 @@ def tiny_env(
     limits: Limits | None = None,
     retrievers: Mapping[str, Retriever] | None = None,
     documents: Sequence[Document] | None = None,
+    keep_observations: int = 0,
 ) -> SearchEnv:
     """An environment over the tiny documents.
 
@@ -98,6 +99,7 @@ def tiny_env(
         results=3,
         observation_tokens=96,
         see_also=2,
+        keep_observations=keep_observations,
         count_tokens=lambda text: len(dialect.tokenizer.encode(text)),
         tool_retries=0,
     )

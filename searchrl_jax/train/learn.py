@@ -69,8 +69,9 @@ def batch_of(groups: Groups, config: RLConfig) -> Batch:
     """The arrays of `groups`.
 
     A group without variance is left out of the training by a method whose baseline is the group: it has nothing to say
-    there, and would only dilute the mean. It is judged by the rewards of the task, before any penalty. (So for `gpg`
-    the share of such groups enters through the mean over those that are left: the same factor, once.)
+    there, and would only dilute the mean. It is judged by the rewards of the task, before any penalty and without what
+    malformed turns are charged; by `group_based_per_turn` by what each turn is paid, and by `grpo_passk` by whether one
+    rollout leads. (For `gpg` the share of such groups enters through the mean over those that are left.)
 
     Raises:
         ValueError: a trajectory's turn rewards don't fit its turns.
@@ -94,11 +95,7 @@ def batch_of(groups: Groups, config: RLConfig) -> Batch:
         turn_tokens[n] = np.bincount(turn[n, :count], minlength=turns)
     is_turn = np.array([np.arange(turns) < len(paid) for paid in by_turn])
     rewards = np.array([0.0 if t.reward is None else t.reward for t in flat], np.float32)
-    is_valid = (
-        np.array([t.is_valid and t.reward is not None for t in flat])
-        & np.isfinite(turn_rewards).all(axis=1)
-        & np.isfinite(rewards)
-    )
+    is_valid = np.array([t.is_valid for t in flat]) & np.isfinite(turn_rewards).all(axis=1) & np.isfinite(rewards)
     table = (*shape, turns)
     batch = Batch(
         rewards=np.where(is_valid, rewards, 0).reshape(shape),
@@ -112,9 +109,12 @@ def batch_of(groups: Groups, config: RLConfig) -> Batch:
         turn=turn,
         behavior_logprob=behavior_logprob,
     )
-    is_flat = np.asarray(zero_variance_groups(jnp.asarray(batch.rewards), jnp.asarray(batch.is_valid)))
+    of_task = np.array([t.task_reward for t in flat], np.float32).reshape(shape)
+    is_flat = np.asarray(zero_variance_groups(jnp.asarray(of_task), jnp.asarray(batch.is_valid)))
     if config.advantage_method == "group_based_per_turn":  # equal in sum, a group may differ in its turns
         is_flat = ~np.any(_estimates(batch, config, normalize=False), axis=(1, 2))
+    if config.advantage_method == "grpo_passk":  # with a tie for the best, a group may differ in the others
+        is_flat = is_flat | ~np.any(_estimates(batch, config, normalize=False), axis=1)
     keeps = config.advantage_method in WITHOUT_GROUP_BASELINE
     return replace(batch, is_flat=is_flat, is_trained=batch.is_valid & (keeps | ~is_flat[:, None]))
 
@@ -219,17 +219,21 @@ def parts_of(groups: Groups, is_trained: Bool[np.ndarray, "P G"]) -> list[Part]:
     them.
 
     Raises:
-        ValueError: a rollout has no behaviour log-probabilities; without them nothing would be learnt, silently.
+        ValueError: a rollout has no behaviour log-probabilities, or they are 0 in all rollouts (one may be sure of all
+            its tokens); without them nothing would be learnt, silently.
     """
     parts = []
+    is_any_uncertain = False
     for n, trajectory in enumerate(trajectory for group in groups for trajectory in group):
         if not is_trained.flat[n]:
             continue
-        if not np.any(trajectory.behavior_logprob[trajectory.is_action]):
+        logprob = trajectory.behavior_logprob[trajectory.is_action]
+        if not np.isfinite(logprob).all():
             raise ValueError(
                 f"rollout {trajectory.uid} of task {trajectory.task_id!r}: expected the log-probabilities of its "
-                "action tokens, got zeros; sample it with the engine"
+                "action tokens, got some that are no numbers; sample it with the engine"
             )
+        is_any_uncertain |= bool(logprob.any())
         for row in trajectory.rows:
             sample = Sample(
                 token_ids=trajectory.token_ids[row],
@@ -239,6 +243,11 @@ def parts_of(groups: Groups, is_trained: Bool[np.ndarray, "P G"]) -> list[Part]:
                 trajectory_tokens=trajectory.num_action_tokens,
             )
             parts.append(Part(sample, n, first=int(trajectory.is_action[: row.start].sum())))
+    if parts and not is_any_uncertain:
+        raise ValueError(
+            f"expected the log-probabilities of the action tokens of {len(parts)} rows, got 0 in all; sample them with "
+            "the engine, at a temperature and top-p that leave a choice"
+        )
     return parts
 
 
@@ -261,7 +270,17 @@ def with_tables(part: Part, tables: dict[str, Float[np.ndarray, "N T"]]) -> Samp
     return replace(part.sample, **spread)
 
 
-def split_minibatches(samples: Sequence[Sample], count: int, rng: np.random.Generator) -> list[list[Sample]]:
-    """`samples` dealt at random into at most `count` minibatches of nearly equal size, none empty."""
-    order = rng.permutation(len(samples))
-    return [[samples[i] for i in part] for part in np.array_split(order, count) if len(part)]
+def split_minibatches(
+    samples: Sequence[Sample], rollouts: Sequence[int], count: int, rng: np.random.Generator
+) -> list[list[Sample]]:
+    """`samples` dealt at random into at most `count` minibatches, none empty: as many rollouts in each, or one more.
+
+    Args:
+        rollouts: whose row each sample is; the rows of one stay together.
+    """
+    of_rollout: dict[int, list[Sample]] = {}
+    for sample, rollout in zip(samples, rollouts, strict=True):
+        of_rollout.setdefault(rollout, []).append(sample)
+    rows = list(of_rollout.values())
+    order = rng.permutation(len(rows))
+    return [[sample for i in part for sample in rows[i]] for part in np.array_split(order, count) if len(part)]

@@ -45,6 +45,7 @@ class Learner:
 
     Attributes:
         state: all that changes from step to step: what a checkpoint holds, and what is assigned after a restore.
+        frozen: the weights that adapters are trained on top of, if there are adapters; no update changes them.
     """
 
     def __init__(
@@ -62,7 +63,8 @@ class Learner:
             it is frozen, and the state holds adapters alone.
         row_shapes: of training rows, ascending; the last holds any trajectory, and its action tokens are the token
             budget of `rl.loss_aggregation=constant`.
-        steps: of the whole run; the learning rate reaches its end with the last.
+        steps: of the whole run; the learning rate reaches its end with the last. The policy's begins after the critic's
+            warm-up.
         """
         self.config, self.seed = experiment.rl, experiment.seed
         self.wanted_groups = experiment.batch.global_batch_size
@@ -70,11 +72,12 @@ class Learner:
         rl, sampling = self.config, experiment.sampling
         has_critic = rl.advantage_method == GAE
         updates = steps * rl.minibatches
-        optimizer = lora_plus(make_optimizer(experiment.optimizer, updates), experiment.lora.lora_plus_lr_ratio)
+        of_policy = max(updates - rl.critic_warmup_steps * rl.minibatches, 1)
+        optimizer = lora_plus(make_optimizer(experiment.optimizer, of_policy), experiment.lora.lora_plus_lr_ratio)
         value_optimizer = make_optimizer(experiment.optimizer, updates, experiment.optimizer.value_learning_rate)
         placed = jax.device_put(base, tree_shardings(mesh, base, PARAMETER_AXES))
         lora = experiment.lora
-        self._frozen: Params | None = placed if lora.lora_rank else None
+        self.frozen: Params | None = placed if lora.lora_rank else None
         self._scale = lora.lora_alpha / max(lora.lora_rank, 1)
         if lora.lora_rank:
             key = named_key(experiment.seed, "lora")
@@ -102,7 +105,7 @@ class Learner:
             normalizer=float(row_shapes[-1].actions) if rl.loss_aggregation == "constant" else None,
             has_reference=bool(rl.kl_coef),
             kl_coef=rl.kl_coef if rl.kl_in == "loss" else 0.0,
-            kl_estimator=rl.kl_estimator,
+            kl_estimator=rl.divergence,
             entropy_coef=rl.entropy_coef,
             value_clip=rl.value_clip,
             value_trunk_coef=rl.value_trunk_coef,
@@ -121,11 +124,11 @@ class Learner:
     @property
     def params(self) -> Params:
         """The policy's parameters. The next `learn` takes their memory: whoever reads them during it needs a copy."""
-        return self.state.params if self._frozen is None else attach(self._frozen, self.state.params, self._scale)
+        return self.state.params if self.frozen is None else attach(self.frozen, self.state.params, self._scale)
 
     def merged(self) -> Params:
         """The policy as full weights of the base's structure: the adapters, where there are any, merged into it."""
-        return self.state.params if self._frozen is None else merge(self._frozen, self.state.params, self._scale)
+        return self.state.params if self.frozen is None else merge(self.frozen, self.state.params, self._scale)
 
     def learn(self, groups: Groups, step: int) -> dict[str, float]:
         """Trains on the rollouts of one step, and returns its metrics.
@@ -145,20 +148,30 @@ class Learner:
         parts = parts_of(groups, batch.is_trained)
         tables, estimates, metrics = self._tables(batch, parts)
         samples = [with_tables(part, tables) for part in parts]
+        if not (tables["advantage"].any() or self._learns_without_advantage):
+            samples, parts = [], []  # the gradient is 0, but Adam would move the weights, by its running mean
         metrics |= group_metrics(groups, batch.is_trained, estimates, wanted_groups=self.wanted_groups)
         metrics |= training_metrics(groups, samples, num_trained=int(batch.is_trained.sum()))
         seen = []
-        for chosen in split_minibatches(samples, rl.minibatches, np.random.default_rng([self.seed, step])):
+        rollouts, rng = [part.rollout for part in parts], np.random.default_rng([self.seed, step])
+        for chosen in split_minibatches(samples, rollouts, rl.minibatches, rng):
             micro_batches = [place_rows(self.mesh, rows) for rows in pack(chosen, self.row_shapes)]
             self.state, found = self._update(
-                self.state, micro_batches, policy_frozen=step <= rl.critic_warmup_steps, base=self._frozen
+                self.state, micro_batches, policy_frozen=step <= rl.critic_warmup_steps, base=self.frozen
             )
             seen.append(found)
+        metrics["training/updates"] = float(len(seen))
         for name in seen[0] if seen else ():
             metrics[f"learner/{name}"] = float((max if name in EXTREMES else np.mean)([found[name] for found in seen]))
         for short, name in (("entropy", "entropy"), ("kl", "approx_kl"), ("grad_norm", "grad_norm")):
-            metrics[short] = metrics.get(f"learner/{name}", 0.0)
+            metrics[short] = metrics.get(f"learner/{name}", float("nan"))
         return metrics
+
+    @property
+    def _learns_without_advantage(self) -> bool:
+        """Something but the advantage has a gradient: the value model, the entropy, or the divergence in the loss."""
+        rl = self.config
+        return self.state.critic is not None or bool(rl.entropy_coef or (rl.kl_coef and rl.kl_in == "loss"))
 
     def _tables(
         self, batch: Batch, parts: list[Part]
@@ -172,7 +185,7 @@ class Learner:
         if self.reference is not None:
             tables["reference_logprob"], _ = self._scored(self.reference, None, batch, parts)
             if rl.kl_in == "reward":
-                divergence = KL_ESTIMATORS[rl.kl_estimator](
+                divergence = KL_ESTIMATORS[rl.divergence](
                     jnp.asarray(batch.behavior_logprob), jnp.asarray(tables["reference_logprob"]), jnp.asarray(acts)
                 )
                 penalty = rl.kl_coef * np.asarray(divergence)

@@ -43,10 +43,10 @@ from searchrl_jax.train.interrupt import Interrupted, StopSignal
 from searchrl_jax.train.learn import batch_of
 from searchrl_jax.train.learner import Learner
 from searchrl_jax.train.measures import distributions, prefixed, rollout_metrics, success_metrics
-from searchrl_jax.train.progress import Progress, train_line
+from searchrl_jax.train.progress import ALARM_STEPS, Progress, search_alarm, train_line
 from searchrl_jax.train.state import init_state
 from searchrl_jax.train.step import LossSpec, make_update
-from searchrl_jax.train.tracker import DamagedLog, MetricsLog, WandbMirror
+from searchrl_jax.train.tracker import DamagedLog, MetricsLog, WandbMirror, read_rows
 from searchrl_jax.train.warmup import DemonstrationStream, make_warmup_optimizer, shares_of
 from searchrl_jax.train.workspace import Workspace, build_workspace
 
@@ -167,7 +167,6 @@ class _Run:
                 timeout_seconds=rollout.rollout_timeout,
                 max_retries=rollout.rollout_max_retries,
                 max_failed_share=rollout.max_failed_share,
-                keep_observations=experiment.env.keep_observations,
                 threads=rollout.rollout_max_concurrency,
             )
             for env in (self.work.env, val_env)
@@ -234,14 +233,7 @@ class _Run:
         state = init_state(params, optimizer)
         shardings = self._shardings(state)
         state = jax.device_put(state, shardings)
-        demonstrator = Demonstrator(
-            work.env,
-            work.dialect,
-            work.documents,
-            shares_of(config),
-            slips=config.slips,
-            keep_observations=experiment.env.keep_observations,
-        )
+        demonstrator = Demonstrator(work.env, work.dialect, work.documents, shares_of(config), slips=config.slips)
         stream = DemonstrationStream(
             demonstrator,
             work.tasks["train"],
@@ -326,7 +318,7 @@ class _Run:
         batch, schedule = experiment.batch, experiment.schedule
         total = min(schedule.max_steps, schedule.max_epochs * self.stream.batches_per_epoch)
         learner = Learner(experiment, work.model, base, self.row_shapes, self.mesh, steps=total)
-        self.source = source = self._make_source(total)
+        self.source = source = self._make_source(total, learner.frozen)
         checkpoints = self._checkpointer("rl")
         newest = checkpoints.latest()
         seconds = 0.0
@@ -377,6 +369,8 @@ class _Run:
             _write_trajectories(self.workdir / "trajectories" / f"step_{step:06d}.jsonl", trajectories)
             log.append(step, metrics)
             print(train_line(step, total, metrics, progress.left(step - done)), flush=True)
+            if step % ALARM_STEPS == 0 and (alarm := search_alarm(read_rows(self.workdir / "metrics.jsonl"))):
+                print(alarm, flush=True)
             reason = self.stop.reason
             if step % schedule.save_every == 0 or is_last or reason:
                 save_began = time.perf_counter()
@@ -410,8 +404,8 @@ class _Run:
                 raise SetupError(str(error)) from error
             print(f"saved {path}", flush=True)
 
-    def _make_source(self, steps: int) -> GroupSource:
-        """Where the groups of `steps` steps come from."""
+    def _make_source(self, steps: int, frozen: Params | None) -> GroupSource:
+        """Where the groups of `steps` steps come from, sampled with weights of which `frozen` never change."""
         batch, sampling, rl = self.experiment.batch, self.experiment.sampling, self.experiment.rl
         plan = Plan(
             batch.global_batch_size, batch.group_size, steps, pass_threshold=self.experiment.data.curriculum_threshold
@@ -436,6 +430,7 @@ class _Run:
             max_steps_off_policy=bound,
             folder=self.workdir / "checkpoints" / "rollouts",
             takes_turns=self.mesh.size > 1,
+            frozen=frozen,
         )
 
     def _validate(self, params: Params, step: int) -> dict[str, float]:

@@ -64,7 +64,7 @@ def distributions(groups: Groups) -> dict[str, float]:
     another, as every one is under greedy decoding; `nz` are the others.
     """
     trajectories = [trajectory for group in groups for trajectory in group]
-    rewards = np.array([t.reward for t in trajectories if t.reward is not None], np.float64)
+    rewards = np.array([t.reward for t in trajectories if t.is_valid], np.float64)
     responses = [turn.num_tokens for t in trajectories for turn in t.turns]
     logprob = np.concatenate([t.behavior_logprob[t.is_action] for t in trajectories]).astype(np.float64)
     zeros = int(np.sum(logprob == 0))
@@ -94,7 +94,7 @@ def group_metrics(
         advantages: those that are trained, of rollouts, turns or tokens, as the method gives them.
         wanted_groups: groups that make a full batch.
     """
-    rewards = [np.array([t.reward for t in group if t.reward is not None], np.float64) for group in groups]
+    rewards = [np.array([t.reward for t in group if t.is_valid], np.float64) for group in groups]
     is_flat = np.asarray(~is_trained.any(axis=1))
     is_heard = np.array([len(row) > 0 for row in rewards])
     mean = np.array([_mean(row) for row in rewards])
@@ -143,12 +143,12 @@ def training_metrics(groups: Groups, samples: Sequence[Sample], *, num_trained: 
 def success_metrics(groups: Groups, *, success_threshold: float, pass_k_values: Sequence[int]) -> dict[str, float]:
     """How often the rollouts of a prompt succeed, under `reward/`.
 
-    A rollout succeeds where its reward reaches the threshold; one whose tool failed does not. `pass_at_k` and
+    A rollout succeeds where its task's reward reaches the threshold; one whose tool failed does not. `pass_at_k` and
     `pass_power_k` are means over prompts. A k above the group's size has no unbiased estimate and is left out.
     """
-    rewards = [np.array([t.reward for t in group if t.reward is not None], np.float64) for group in groups]
+    rewards = [np.array([t.reward for t in group if t.is_valid], np.float64) for group in groups]
     heard = [row for row in rewards if len(row)]
-    succeeded = [int(np.sum(row >= success_threshold - ROUNDING)) for row in rewards]
+    succeeded = [sum(t.is_valid and t.task_reward >= success_threshold - ROUNDING for t in group) for group in groups]
     size = len(groups[0])
     found = {f"{name}_within_groups": _mean([_REDUCTIONS[name](row) for row in heard]) for name in _REDUCTIONS} | {
         "rollouts_per_prompt": float(size),

@@ -1,7 +1,10 @@
 """What a person reads while a run goes on."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+ALARM_STEPS = 10
 
 
 class Progress:
@@ -21,6 +24,30 @@ def duration(seconds: float) -> str:
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def search_alarm(rows: Sequence[Mapping[str, Any]]) -> str | None:
+    """A warning where the policy searches more and finds no better: what came before several published collapses.
+
+    The last 10 steps against the 10 before: searches per episode up by more than a fifth, nDCG@10 up by less than 0.01.
+
+    Args:
+        rows: of `metrics.jsonl`, in order.
+    """
+    steps = [row for row in rows if row["step"]][-2 * ALARM_STEPS :]
+    if len(steps) < 2 * ALARM_STEPS:
+        return None
+    before, after = (
+        {name: sum(row[name] for row in part) / ALARM_STEPS for name in ("searches", "ndcg@10")}
+        for part in (steps[:ALARM_STEPS], steps[ALARM_STEPS:])
+    )
+    if after["searches"] <= 1.2 * before["searches"] or after["ndcg@10"] >= before["ndcg@10"] + 0.01:
+        return None
+    return (
+        f"warning: in the last {ALARM_STEPS} steps searches rose from {before['searches']:.2f} to "
+        f"{after['searches']:.2f} an episode, and nDCG@10 did not ({before['ndcg@10']:.3f} to "
+        f"{after['ndcg@10']:.3f}); see trajectories/ for whether the tools find anything"
+    )
 
 
 def train_line(step: int, total: int, metrics: Mapping[str, float], left: str) -> str:

@@ -98,10 +98,14 @@ def _log_probs(
     logits = unembed(config, params, predicting)
     token = jnp.take_along_axis(rows.token_ids, rows.target, axis=1)
     log_probs = processed_log_probs(logits, temperature=temperature, top_p=top_p, keep=token)
+    return jnp.take_along_axis(log_probs, token[..., None], axis=-1)[..., 0], entropy_of(log_probs)
+
+
+def entropy_of(log_probs: Float[Array, "*B V"]) -> Float[Array, "*B"]:
+    """-sum p log p (nats) over the last axis; what has no probability adds nothing."""
     # Masked before the product: outside the nucleus exp(-inf) * -inf would put NaN into the gradient.
     finite = jnp.where(jnp.isfinite(log_probs), log_probs, 0.0)
-    entropy = -jnp.sum(jnp.where(jnp.isfinite(log_probs), jnp.exp(finite) * finite, 0.0), axis=-1)
-    return jnp.take_along_axis(log_probs, token[..., None], axis=-1)[..., 0], entropy
+    return -jnp.sum(jnp.where(jnp.isfinite(log_probs), jnp.exp(finite) * finite, 0.0), axis=-1)
 
 
 def loss_sums(

@@ -95,6 +95,7 @@ def build_workspace(
             observation_words=env.observation_words,
             observation_tokens=env.observation_tokens,
             see_also=env.see_also,
+            keep_observations=env.keep_observations,
             count_tokens=lambda text: len(dialect.tokenizer.encode(text)),
             tool_timeout_seconds=env.tool_timeout,
         ),

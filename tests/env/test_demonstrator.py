@@ -297,3 +297,19 @@ def test_a_slip_that_fills_the_context_ends_the_demonstration() -> None:
             assert len(demonstration.token_ids) <= tokens
             statuses.add(demonstration.status)
     assert {"submitted", "context_limit"} <= statuses
+
+
+def test_links_are_copied_from_what_can_still_be_read() -> None:
+    env = tiny_env(DIALECT, ROOMY, keep_observations=1)
+    d = Demonstrator(env, DIALECT, tiny_documents(), {GOOD: 1.0})
+    found = 0
+    for n, task in enumerate(tiny_tasks()):
+        demonstration = d.demonstrate(task, np.random.default_rng(n))
+        for row in np.split(np.arange(len(demonstration.token_ids)), demonstration.row_starts[1:]):
+            ids, begins = demonstration.token_ids[row].tolist(), np.flatnonzero(demonstration.is_action[row])[0]
+            call = DIALECT.parse(ids[begins : ids.index(DIALECT.stop_ids[0], begins) + 1])
+            query = str(call.arguments.get("query", "")).strip() if isinstance(call, Call) else ""
+            if query.startswith("See "):
+                assert query in DIALECT.tokenizer.decode(ids[:begins])
+                found += 1
+    assert found > 6

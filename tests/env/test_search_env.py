@@ -105,6 +105,15 @@ def test_references_last_through_the_episode_and_repeats_are_short():
     assert full.step(search("roots polyval")).observation.startswith("[1] numpy.polyval: About")
 
 
+@pytest.mark.parametrize(("keep", "described"), [(0, [1]), (1, [1, 2, 3, 4]), (2, [1, 3]), (3, [1, 4])])
+def test_what_is_left_out_of_the_history_is_described_anew(keep, described):
+    episode = make(results=1, keep_observations=keep, limits=Limits(max_turns=9)).start(TASK)
+    queries = ["polyval", "polyval of", "polyval the", "polyval a"]
+    seen = [episode.step(search(query)).observation.split("\n")[0] for query in queries]
+    assert all(line.startswith("[1] numpy.polyval") for line in seen)
+    assert [turn for turn, line in enumerate(seen, start=1) if line != "[1] numpy.polyval"] == described
+
+
 def test_the_same_query_again_shows_the_next_results_until_there_are_no_more():
     tools = {"bm25_search": Listed(), "vector_search": Listed()}
     env = make(tools, results=3, limits=Limits(max_turns=9))

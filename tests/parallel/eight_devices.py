@@ -7,6 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from searchrl_jax.config.overlays import with_overrides
+from searchrl_jax.config.schema import Experiment
 from searchrl_jax.models.axes import ADAPTED, ADAPTER_AXES, CACHE_AXES, PARAMETER_AXES, VALUE_HEAD_AXES
 from searchrl_jax.models.cache import init_cache
 from searchrl_jax.models.lora import init_adapters
@@ -14,7 +16,9 @@ from searchrl_jax.parallel.mesh import make_mesh
 from searchrl_jax.parallel.rules import place_rows, replicated, tree_shardings
 from searchrl_jax.rollout.batch import RowShape, Sample, pack
 from searchrl_jax.rollout.engine import Engine, Sampling, Shapes
+from searchrl_jax.rollout.trajectory import Trajectory
 from searchrl_jax.testing.tiny import tiny_decoder_config, tiny_params
+from searchrl_jax.train.learner import Learner
 from searchrl_jax.train.state import init_state
 from searchrl_jax.train.step import LossSpec, make_update
 
@@ -108,6 +112,39 @@ def adapter_step(mesh):
     return state, metrics["loss"]
 
 
+def rollouts():
+    """Two groups of four rollouts of several turns and lengths, one of one token and one of 26."""
+    rng, found = np.random.default_rng(7), []
+    for uid, lengths in enumerate([(3, 2), (1,), (4, 9, 13), (6,), (1, 4), (2,), (5, 5, 5), (7, 1)]):
+        turn = np.array([-1] * 3 + [n for t, length in enumerate(lengths) for n in [t] * length + [-1] * 2][:-2])
+        acts = turn >= 0
+        logprob = np.where(acts, -4 + 0.3 * rng.normal(size=len(turn)), 0).astype(np.float32)
+        ids, version = rng.integers(0, 60, len(turn)).astype(np.int32), np.where(acts, 0, -1).astype(np.int32)
+        reward = float(rng.random())
+        found.append(Trajectory(uid, "t", ids, acts, logprob, version, turn.astype(np.int32), "submitted", reward))
+    return [found[:4], found[4:]]
+
+
+def learned(mesh):
+    """Parameters of policy and value model after a step of all that a learner can compute, and its numbers."""
+    settings = {
+        "rl.advantage_method": "gae",
+        "rl.proximal_policy": "learner",
+        "rl.importance_weight": "sequence",
+        "rl.loss_aggregation": "constant",
+        "rl.dual_clip": 3.0,
+        "rl.kl_coef": 0.1,
+        "rl.kl_in": "reward",
+        # Of Adam's first step only the sign would be left, which rounding may turn.
+        "optimizer.adam_eps": 1e-2,
+        "optimizer.learning_rate": 1e-2,
+    }
+    experiment = with_overrides(Experiment(exp="x", scale="tiny"), settings)
+    learner = Learner(experiment, CONFIG, jax.tree.map(jnp.array, PARAMS), (RowShape(4, 48, 30),), mesh, steps=2)
+    metrics = learner.learn(rollouts(), 1)
+    return jax.device_get((learner.state.params, learner.state.critic.params)), metrics
+
+
 def largest(one, other):
     return max(jax.tree.leaves(jax.tree.map(lambda a, b: float(np.abs(a - b).max()), one, other)))
 
@@ -139,6 +176,8 @@ def main():
     alone, spread = sample(None), sample(mesh)
     whole = [full_step(m) for m in (None, make_mesh(1, 2, 1, jax.devices()[:2]), mesh)]
     (alone_lora, loss_alone), (spread_lora, loss_spread) = adapter_step(None), adapter_step(mesh)
+    one_device, two = (make_mesh(1, n, 1, jax.devices()[:n]) for n in (1, 2))
+    learners = [learned(m) for m in (one_device, two, mesh)]
     parts = {name: spread_lora.params["layers"][name] for name in ("q", "down")}
     gate, k = eight[3].params["layers"]["gate"], spread[0].cache.k[0]
     moved = jax.tree.map(lambda a, b: float(np.abs(a - b).max()), one[0], PARAMS)
@@ -154,6 +193,12 @@ def main():
                 "full_losses": [loss for _, loss in whole],
                 "full_moved": largest(whole[0][0], (PARAMS, HEAD)),
                 "full_differ": [largest(whole[0][0], params) for params, _ in whole[1:]],
+                "learner_moved": largest(learners[0][0][0], PARAMS),
+                "learner_differ": [largest(learners[0][0], params) for params, _ in learners[1:]],
+                "learner_metrics": [
+                    {name: value for name, value in metrics.items() if name.startswith("learner/")}
+                    for _, metrics in learners
+                ],
                 "adapter_losses": [loss_alone, loss_spread],
                 "adapters_moved": largest(jax.device_get(alone_lora.params), ADAPTERS),
                 "adapters_differ": largest(*map(jax.device_get, (alone_lora.params, spread_lora.params))),

@@ -40,6 +40,15 @@ def test_the_whole_loss_on_one_two_and_eight_devices_has_one_gradient(found):
     assert found["full_moved"] > 1e-2 and max(found["full_differ"]) < 5e-6
 
 
+def test_the_learner_on_one_two_and_eight_devices_learns_the_same(found):
+    """Value model, proximal policy, weights to it, dual clip and a divergence in the reward, scored on the mesh."""
+    assert found["learner_moved"] > 1e-4 and max(found["learner_differ"]) < 1e-2 * found["learner_moved"]
+    one, *others = found["learner_metrics"]
+    assert one["learner/value_loss"] > 0 and one["learner/importance_weight_mean"] != 1
+    for metrics in others:
+        assert metrics == {name: pytest.approx(value, rel=1e-3, abs=1e-5) for name, value in one.items()}
+
+
 def test_the_update_of_adapters_on_eight_devices_equals_one(found):
     assert found["adapter_losses"][1] == pytest.approx(found["adapter_losses"][0], abs=1e-5)
     assert found["adapters_moved"] > 1e-2 and found["adapters_differ"] < 5e-6

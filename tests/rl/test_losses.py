@@ -39,6 +39,14 @@ def gradient_of(name, logprob=LOGPROB, behavior=BEHAVIOR, advantage=ADVANTAGE, i
     return np.asarray(jax.grad(total)(jnp.asarray(logprob, jnp.float32)))
 
 
+@pytest.mark.parametrize("low, high", [(0.8, 1.2), (1.0, 1.2), (0.8, 1.0), (1.0, 1.0)])
+@pytest.mark.parametrize("name", LOSSES)
+def test_on_policy_the_gradient_is_whole_also_where_a_bound_is_1(name, low, high):
+    bounds = {} if name == "importance_sampling" else {"clip_low_threshold": low, "clip_high_threshold": high}
+    gradient = gradient_of(name, behavior=np.asarray(LOGPROB, np.float32), **bounds)
+    np.testing.assert_allclose(gradient, np.where(IS_ACTION, -ADVANTAGE, 0), rtol=1e-5, atol=1e-6)
+
+
 def test_the_table_has_the_three_names():
     assert sorted(LOSSES) == ["cispo", "importance_sampling", "ppo"]
 

@@ -70,6 +70,29 @@ def test_the_mean_gradient_is_that_of_the_divergence_whoever_sampled(estimator, 
         assert float(expected(LOGITS)) == pytest.approx(float(divergence(LOGITS)), rel=1e-5)
 
 
+def test_of_the_estimators_in_the_reward_k1_alone_pulls_as_the_divergence_does():
+    """What `rl.kl_in=reward` leaves of each: E[k(x) grad log pi(x)], with the number a constant."""
+
+    def pull(estimator, nearness):
+        reference = jax.nn.log_softmax(LOGITS + nearness * (NEAR - jax.nn.log_softmax(LOGITS)))
+
+        def surrogate(logits):
+            policy = jax.nn.log_softmax(logits)
+            each = KL_ESTIMATORS[estimator](policy[None], reference[None], np.ones((1, 3), bool))[0]
+            weight = jax.lax.stop_gradient(jnp.exp(policy) * each)
+            return jnp.sum(weight * policy)
+
+        def divergence(logits):
+            policy = jax.nn.log_softmax(logits)
+            return jnp.sum(jnp.exp(policy) * (policy - reference))
+
+        exact = jax.grad(divergence)(LOGITS)
+        return float(jnp.vdot(jax.grad(surrogate)(LOGITS), exact) / jnp.vdot(exact, exact))
+
+    assert pull("k1", 1.0) == pytest.approx(1, abs=1e-4) and pull("k1", 0.01) == pytest.approx(1, abs=1e-3)
+    assert abs(pull("k2", 0.01)) < 0.05 and abs(pull("k3", 0.01)) < 0.05
+
+
 def test_estimators_agree_near_equality_and_k1_alone_has_a_sign():
     d = np.array([[0.01, -0.01]])
     one = np.ones((1, 2), bool)

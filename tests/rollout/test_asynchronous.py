@@ -133,11 +133,10 @@ def test_with_bound_0_all_is_bit_for_bit_as_in_turns(tmp_path, keep):
     for kind in ("in turns", "on a thread"):
         player = Player(
             make_engine(),
-            tiny_env(DIALECT, limits),
+            tiny_env(DIALECT, limits, keep_observations=keep),
             DIALECT,
             timeout_seconds=600,
             max_retries=0,
-            keep_observations=keep,
         )
         stream, plan = TaskStream(TASKS, P, seed=0, curriculum=True), Plan(P, G, 3)
         source = (
@@ -230,6 +229,19 @@ def test_time_in_the_queue_counts_and_a_group_is_dropped_whole(make, tmp_path, b
     assert numbers(taken)[0] == 0 and oldest == (8 if dropped else 3), "its prompt came back, under its number"
 
 
+def test_look_ahead_counts_from_the_learner_s_version_alone(make):  # fault 24
+    source = make(2)
+    for version, taken, room in ((100, 100 * P, 3 * P), (100, 100 * P - 2, 3 * P + 2), (0, 0, 3 * P)):
+        source._taken, source._next_number, source._plan = taken, taken, Plan(P, G, 200)
+        source._groups = {}
+        begun = 0
+        while source._may_begin(version):
+            source._groups[taken + begun] = None
+            begun += 1
+        assert begun == room
+    source._groups = {}
+
+
 def test_an_exception_of_the_worker_is_raised_where_groups_are_awaited(make):  # fault 26
     source = make(3, player=make_player(Busy(fails_at=3)))
     began = time.monotonic()
@@ -270,6 +282,65 @@ def test_where_devices_are_several_the_worker_rests_while_the_learner_works(make
         decoded = player.engine.decoded
         time.sleep(0.02)
         assert player.engine.decoded == decoded
+
+
+@pytest.mark.parametrize("is_paused", [False, True])
+def test_the_time_in_which_the_worker_rests_is_not_the_rollouts(make, is_paused):
+    """Slow updates on a mesh once ran rollouts in flight into `rollout_timeout`."""
+    player = make_player(tool=Slow(0.02), timeout_seconds=0.6)
+    source = make(3, steps=6, player=player, takes_turns=True)
+    for version in range(6):
+        taken = source.take(None, version)
+        assert all(t.status != "tool_failure" for t in taken.trajectories)
+        if is_paused:
+            with source.paused():
+                time.sleep(0.35)
+        time.sleep(0.35 if is_paused else 0.7)
+
+
+def test_only_what_an_update_changes_is_copied(make):
+    source = make(1, steps=1, frozen={"base": OTHER["final_norm"]})
+    params = {"base": OTHER["final_norm"], "lora": OTHER["embedding"]}
+    source.take(params, 0)
+    handed, _ = source._weights
+    assert all(one is two for one, two in zip(*map(jax.tree.leaves, (handed["base"], params["base"])), strict=True))
+    assert handed["lora"] is not params["lora"] and np.array_equal(handed["lora"], params["lora"])
+
+
+class Paced(Busy):
+    """A chunk takes some time, and it is told how many slots act in it."""
+
+    def __init__(self, slots, seconds):
+        super().__init__(slots=slots)
+        self.seconds, self.acting = seconds, []
+
+    def decode(self, params, budget, sampling):
+        time.sleep(self.seconds)
+        self.acting.append(int((budget > 0).sum()))
+        return super().decode(params, budget, sampling)
+
+
+def test_a_chunk_is_put_off_for_tools_that_are_quicker_than_it(make):
+    engine = Paced(16, 0.05)
+    source = make(3, steps=12, player=make_player(engine, Slow(0.02)))
+    for version in range(12):
+        source.take(None, version)
+    assert np.mean(engine.acting[:8]) > 0.85 * 16, "of the chunks before the last rollouts"
+
+
+def test_a_tool_that_takes_long_holds_no_other_rollout_up(make):
+    class Stuck:
+        calls = 0
+
+        def search(self, query, k=10, where=None):
+            Stuck.calls += 1
+            if Stuck.calls == 1:
+                time.sleep(2)
+            return [Hit("tiny.apple", 1.0)]
+
+    source, began = make(3, player=make_player(Paced(16, 0.01), Stuck())), time.monotonic()
+    source.take(None, 0)
+    assert time.monotonic() - began < 1.5
 
 
 def test_a_stopped_source_goes_on_with_what_was_finished_and_replays_the_rest(make, tmp_path):

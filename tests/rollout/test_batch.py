@@ -64,6 +64,14 @@ def test_masks_follow_length_not_ids():  # fault 9
     assert rows.target[0, :3].tolist() == [1, 2, 4]
 
 
+def test_what_ends_a_turn_is_learnt_also_where_padding_has_its_id():  # fault 9
+    """ids [5, 6, 2] with 2 both as end and as padding: [5, 6, 2, 2, 2] in a row, of which three tokens count."""
+    (rows,) = pack([sample([5, 6, 2], [0, 1, 1])], [RowShape(1, 5, 4)])
+    rows = rows.replace(token_ids=np.array([[5, 6, 2, 2, 2]]))
+    assert rows.segment_ids.tolist() == [[1, 1, 1, 0, 0]]
+    assert rows.target[rows.is_action].tolist() == [1, 2]
+
+
 @pytest.mark.parametrize("shapes", [[RowShape(3, 40, 25)], [RowShape(4, 12, 6), RowShape(2, 40, 25)]])
 def test_every_sample_is_there_once(shapes):
     rng = np.random.default_rng(0)

@@ -85,7 +85,7 @@ def play(
     scripts, tasks=None, limits=LIMITS, max_retries=0, retrievers=None, keep_observations=0, reward=None, **options
 ):
     engine = Scripted(scripts, **options)
-    env = tiny_env(DIALECT, limits, retrievers)
+    env = tiny_env(DIALECT, limits, retrievers, keep_observations=keep_observations)
     env.reward = reward or env.reward
     player = Player(
         engine,
@@ -93,7 +93,6 @@ def play(
         DIALECT,
         timeout_seconds=600,
         max_retries=max_retries,
-        keep_observations=keep_observations,
     )
     requests = [Request(uid, task) for uid, task in zip(scripts, tasks or TASKS, strict=False)]
     found = player.play(None, requests, Sampling(), policy_version=4)

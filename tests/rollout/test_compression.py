@@ -35,7 +35,7 @@ LIMITS = Limits(max_turns=4, max_tokens_per_turn=12, max_tokens_per_episode=240)
 def play(keep, *, slots=3, sampling=Sampling(), limits=LIMITS, tasks=TASKS[:6]):  # noqa: B008 (frozen)
     engine = Engine(CONFIG, Shapes(slots, 240, 4, (slots,), (64,), (256,)), (STOP,), jax.random.key(1))
     player = Player(
-        engine, tiny_env(DIALECT, limits), DIALECT, timeout_seconds=600, max_retries=0, keep_observations=keep
+        engine, tiny_env(DIALECT, limits, keep_observations=keep), DIALECT, timeout_seconds=600, max_retries=0
     )
     requests = [Request(100 + i, task) for i, task in enumerate(tasks)]
     return player.play(PARAMS, requests, sampling, policy_version=0)
@@ -96,7 +96,7 @@ def test_what_is_sampled_does_not_depend_on_the_slots(played):
 def test_what_is_sampled_does_not_depend_on_what_is_played_in_between(played):
     engine = Engine(CONFIG, Shapes(3, 240, 4, (3,), (64,), (256,)), (STOP,), jax.random.key(1))
     players = [
-        Player(engine, tiny_env(DIALECT, LIMITS), DIALECT, timeout_seconds=600, max_retries=0, keep_observations=1)
+        Player(engine, tiny_env(DIALECT, LIMITS, keep_observations=1), DIALECT, timeout_seconds=600, max_retries=0)
         for _ in range(2)
     ]
     waiting = [Request(100 + i, task) for i, task in enumerate(TASKS[:6])]

@@ -505,8 +505,9 @@ def test_fuzz_whatever_is_accepted_is_whole_and_means_what_it_says(name, dialect
 
 @pytest.mark.parametrize("keep", [0, 1])
 def test_every_dialect_plays_demonstrations_whose_turns_are_read_back(dialect, keep):
-    env = tiny_env(dialect, Limits(max_turns=5, max_tokens_per_turn=300, max_tokens_per_episode=6000))
-    demonstrator = Demonstrator(env, dialect, tiny_documents(), {"good": 1.0}, keep_observations=keep)
+    limits = Limits(max_turns=5, max_tokens_per_turn=300, max_tokens_per_episode=6000)
+    env = tiny_env(dialect, limits, keep_observations=keep)
+    demonstrator = Demonstrator(env, dialect, tiny_documents(), {"good": 1.0})
     for task in tiny_tasks()[1:8:3]:
         played = demonstrator.demonstrate(task, np.random.default_rng(0))
         assert played.status == "submitted"

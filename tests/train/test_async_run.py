@@ -1,6 +1,7 @@
 """The whole job with rollouts that run ahead of the learner."""
 
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from searchrl_jax.config.overlays import with_overrides
 from searchrl_jax.config.schema import Experiment
 from searchrl_jax.rollout.asynchronous import AsynchronousSource
+from searchrl_jax.rollout.engine import Engine
 from searchrl_jax.train import loop
 from searchrl_jax.train.loop import SetupError, run
 from searchrl_jax.train.tracker import read_rows
@@ -63,7 +65,7 @@ def test_rollouts_ahead_of_the_learner(
     turns, forced = tmp_path / "turns", tmp_path / "forced"
     run(experiment(settings, turns))
 
-    def make(job: Any, steps: int) -> AsynchronousSource:
+    def make(job: Any, steps: int, frozen: Any) -> AsynchronousSource:
         batch = job.experiment.batch
         return AsynchronousSource(
             job.player,
@@ -84,7 +86,25 @@ def test_rollouts_ahead_of_the_learner(
         for workdir in (turns, forced)
     )
     assert one == two
-    assert any(row["grad_norm"] > 0 for row in one), "something was learnt"
+    assert any((row["grad_norm"] or 0) > 0 for row in one), "something was learnt"
+
+
+@pytest.mark.slow
+def test_an_exception_of_the_worker_ends_the_run(
+    settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decode, chunks = Engine.decode, []
+
+    def fails(*args: Any, **options: Any) -> Any:
+        chunks.append(threading.current_thread().name)
+        if len(chunks) == 40:
+            raise MemoryError("the device is full")
+        return decode(*args, **options)
+
+    monkeypatch.setattr(Engine, "decode", fails)
+    with pytest.raises(MemoryError, match="the device is full"):
+        run(experiment(settings, tmp_path / "ahead", rollout__max_steps_off_policy=2, schedule__max_steps=50))
+    assert chunks[-1] == "rollouts" and len(chunks) == 40
 
 
 def test_several_processes_play_in_turns(

@@ -63,7 +63,7 @@ def test_runs_killed_at_random(
     request: pytest.FixtureRequest,
 ) -> None:
     kills = request.config.getoption("--kills", default=2)
-    steps, cache, rng = 2 + 2 * kills, tmp_path / "cache", random.Random(0)
+    steps, cache, rng = 4 + 2 * kills, tmp_path / "cache", random.Random(0)
     settings |= CHANGES | {"schedule.max_steps": steps}
     whole, turns, ahead = tmp_path / "whole", tmp_path / "turns", tmp_path / "ahead"
     finish(begin(options(settings | {"workdir": str(whole)}), cache))
@@ -80,7 +80,9 @@ def test_runs_killed_at_random(
     for name in expected:
         np.testing.assert_array_equal(found[name], expected[name], err_msg=name, strict=True)
     assert rows(turns / "metrics.jsonl") == rows(whole / "metrics.jsonl")
-    assert any(row["grad_norm"] > 0 for row in rows(whole / "metrics.jsonl")), "something was learnt"
+    assert any((row["grad_norm"] or 0) > 0 for row in rows(whole / "metrics.jsonl")), "something was learnt"
+
+    assert rows(whole / "metrics.jsonl")[-1]["training/epoch"] > 1, "the runs go on past an epoch's end"  # fault 31
 
     # Ahead: the same tasks under the same numbers, each trained once, none too old.
     in_order, size = trained(whole, settings["batch.group_size"]), settings["batch.global_batch_size"]

@@ -186,6 +186,26 @@ def test_a_penalty_does_not_revive_a_group_without_variance() -> None:  # fault 
     assert batch.is_trained.tolist() == [[False, False], [True, True]] and not table[:2].any()
 
 
+@pytest.mark.parametrize("method", [name for name in METHODS if name not in WITHOUT_GROUP_BASELINE])
+def test_what_malformed_turns_are_charged_does_not_revive_one_either(method: str) -> None:  # fault 20
+    charged = [
+        trajectory(
+            -0.1 * count, components={"malformed": -0.1 * count}, turn_rewards=(-0.1 * count, 0.0), status="submitted"
+        )
+        for count in (0, 1, 0, 1)
+    ]
+    alive = [trajectory(reward) for reward in (0.0, 0.5, 1.0, 0.0)]
+    teaches = batch_of([charged, alive], RLConfig(advantage_method=method)).teaches
+    # Turn by turn the charge is what there is to learn from.
+    assert teaches.tolist() == [method == "group_based_per_turn", True]
+
+
+def test_a_tie_for_the_best_teaches_nothing_where_the_best_is_all_that_counts() -> None:
+    groups = groups_of([1.0, 1.0, 0.0], [1.0, 0.5, 0.0])
+    assert batch_of(groups, RLConfig(advantage_method="grpo_passk")).teaches.tolist() == [False, True]
+    assert batch_of(groups, RLConfig(advantage_method="rloo")).teaches.tolist() == [True, True]
+
+
 def test_a_penalty_is_taken_off_the_turn_that_it_fell_in() -> None:
     groups = [[trajectory(1.0, lengths=(2, 1)), trajectory(0.0, lengths=(1, 2))]]
     penalty = np.array([[0.1, 0.2, 0.4, 0.0], [1.0, 2.0, 3.0, 0.0]], np.float32)
@@ -263,9 +283,19 @@ def test_tables_and_samples_are_inverse() -> None:
 
 def test_rollout_without_log_probabilities_is_an_error() -> None:  # fault 7
     groups = groups_of([1.0, 0.0])
-    groups[0][1] = trajectory(0.0, uid=17, behavior_logprob=np.zeros(11, np.float32))
+    groups[0][1] = trajectory(0.0, uid=17, behavior_logprob=np.full(11, np.nan, np.float32))
     with pytest.raises(ValueError, match="rollout 17 .*log-probabilities"):
         samples_of(groups)
+    nothing = [[trajectory(reward, behavior_logprob=np.zeros(11, np.float32)) for reward in (1.0, 0.0)]]
+    with pytest.raises(ValueError, match="got 0 in all"):
+        samples_of(nothing)
+
+
+def test_a_rollout_may_be_certain_of_all_its_tokens() -> None:
+    """Where top-p leaves one token its log-probability is 0 exactly, and a sure policy writes whole rollouts so."""
+    groups = groups_of([1.0, 0.0])
+    groups[0][1] = trajectory(0.0, uid=17, behavior_logprob=np.zeros(11, np.float32))
+    assert len(samples_of(groups)) == 2
 
 
 def test_a_compressed_rollout_is_its_rows_and_each_takes_its_part_of_the_tables() -> None:
@@ -291,14 +321,23 @@ def test_a_compressed_rollout_is_its_rows_and_each_takes_its_part_of_the_tables(
 
 def test_minibatches_hold_every_sample_once() -> None:
     samples = samples_of([[trajectory(r, uid=i * 2 + j) for j, r in enumerate((1.0, 0.0))] for i in range(5)])
-    parts = split_minibatches(samples, 3, np.random.default_rng(0))
+    parts = split_minibatches(samples, range(10), 3, np.random.default_rng(0))
     assert sorted(map(len, parts)) == [3, 3, 4]
     assert {id(sample) for part in parts for sample in part} == {id(sample) for sample in samples}
-    again = split_minibatches(samples, 3, np.random.default_rng(0))
+    again = split_minibatches(samples, range(10), 3, np.random.default_rng(0))
     assert [[id(s) for s in part] for part in again] == [[id(s) for s in part] for part in parts]
 
 
+def test_the_rows_of_a_compressed_rollout_stay_in_one_minibatch() -> None:
+    samples = samples_of([[trajectory(r, uid=i * 2 + j) for j, r in enumerate((1.0, 0.0))] for i in range(3)])
+    whose = [0, 0, 0, 1, 2, 2]
+    parts = split_minibatches(samples, whose, 3, np.random.default_rng(0))
+    owner = {id(sample): rollout for sample, rollout in zip(samples, whose, strict=True)}
+    assert sorted(sorted({owner[id(sample)] for sample in part}) for part in parts) == [[0], [1], [2]]
+    assert sum(map(len, parts)) == 6
+
+
 def test_fewer_samples_than_minibatches_leave_none_empty() -> None:
-    assert split_minibatches([], 2, np.random.default_rng(0)) == []
+    assert split_minibatches([], [], 2, np.random.default_rng(0)) == []
     samples = samples_of(groups_of([1.0, 0.0]))
-    assert [len(part) for part in split_minibatches(samples, 4, np.random.default_rng(0))] == [1, 1]
+    assert [len(part) for part in split_minibatches(samples, [0, 1], 4, np.random.default_rng(0))] == [1, 1]

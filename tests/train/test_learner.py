@@ -1,6 +1,8 @@
 """The learner: every method with every loss, the value model, reference and proximal policies, on a tiny decoder."""
 
 import functools
+import importlib.util
+import itertools
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from searchrl_jax.config.cli import parse
 from searchrl_jax.config.overlays import with_overrides
 from searchrl_jax.config.schema import Experiment
 from searchrl_jax.parallel.mesh import make_mesh
@@ -17,14 +20,17 @@ from searchrl_jax.rl.losses import LOSSES
 from searchrl_jax.rollout.batch import RowShape
 from searchrl_jax.rollout.trajectory import Trajectory
 from searchrl_jax.testing.tiny import tiny_decoder_config, tiny_params
+from searchrl_jax.train import learner as learner_module
 from searchrl_jax.train.learn import METHODS, Batch, batch_of, parts_of
 from searchrl_jax.train.learner import Learner
+from searchrl_jax.train.state import make_optimizer
 
 V = 40
 MODEL = replace(tiny_decoder_config(V, conv_width=0), num_layers=1)
 BASE = tiny_params(MODEL, 0)
 SHAPES = (RowShape(2, 40, 26),)
-PAGE = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "metrics.md").read_text()
 MEMBERS = [(1.0, (3, 2)), (0.0, (1,)), (0.25, (2, 2, 2)), (0.0, (6,)), (0.5, (1, 4)), (None, (2,))]
 
 
@@ -92,6 +98,17 @@ def difference(one: Any, other: Any) -> float:
     return max(float(jnp.abs(a - b).max()) for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True))
 
 
+def test_scale_local_takes_every_method_with_every_loss(options: Any) -> None:
+    spec = importlib.util.spec_from_file_location("mtrl_search", ROOT / "experiments" / "mtrl_search.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    for method, loss in itertools.product(METHODS, LOSSES):
+        argv = options({"rl.advantage_method": method, "rl.loss_fn": loss})
+        found = parse(argv, lambda _: module.config, ["mtrl_search"], prog="x").experiment
+        assert (found.scale, found.rl.advantage_method, found.rl.loss_fn) == ("local", method, loss)
+
+
 @pytest.mark.parametrize("loss", LOSSES)
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_trains_with_every_loss(method: str, loss: str) -> None:
@@ -142,10 +159,9 @@ def test_groups_that_teach_nothing_make_no_update() -> None:
     learner = learner_with()
     metrics = learner.learn(groups(flat=True), 1)
     assert difference(learner.params, BASE) == 0 and int(learner.state.updates) == 0
-    assert metrics["analysis/zero_adv_groups"] == 2 and (metrics["entropy"], metrics["kl"], metrics["grad_norm"]) == (
-        0,
-        0,
-        0,
+    assert (
+        metrics["analysis/zero_adv_groups"] == 2
+        and np.isnan([metrics[name] for name in ("entropy", "kl", "grad_norm")]).all()
     )
     assert "learner/loss" not in metrics
 
@@ -267,6 +283,48 @@ def test_the_value_of_the_loss_by_hand(how: str) -> None:
     metrics = learner.learn(groups(), 1)
     assert metrics["learner/loss"] == pytest.approx(-expected[how], rel=1e-4)
     assert metrics["learner/ratio_mean"] == pytest.approx(1, abs=1e-4)  # of tokens, whatever the loss averages over
+
+
+def test_the_estimator_follows_from_where_the_divergence_is_charged() -> None:
+    assert experiment(rl__kl_coef=0.1).rl.divergence == "k3"
+    assert experiment(rl__kl_coef=0.1, rl__kl_in="reward").rl.divergence == "k1"
+    assert experiment(rl__kl_coef=0.1, rl__kl_in="reward", rl__kl_estimator="k2").rl.divergence == "k2"
+
+
+@pytest.mark.parametrize(("settings", "moves"), [({}, False), ({"rl__entropy_coef": 0.1}, True)])
+def test_advantages_of_zero_move_nothing_but_what_learns_without_them(settings: dict[str, Any], moves: bool) -> None:
+    """Adam goes on by its running mean where the gradient is 0."""
+    learner, state = made(**settings)
+    learner.config = replace(learner.config, advantage_method="monte_carlo", advantage_normalization=True)
+    learner.state = jax.tree.map(jnp.copy, state)
+    learner.learn(groups(), 1)
+    before = jax.tree.map(np.array, learner.state)
+    metrics = learner.learn(groups(flat=True), 2)
+    assert (difference(before.params, learner.params) > 0) == moves
+    assert metrics["training/updates"] == int(learner.state.updates) - int(before.updates) == int(moves)
+    assert ("learner/loss" in metrics) == moves == np.isfinite(metrics["grad_norm"])
+
+
+@pytest.mark.parametrize(("warmup", "updates"), [(0, 5), (3, 2)])
+def test_the_learning_rate_reaches_its_end_with_the_last_step(
+    warmup: int, updates: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also behind the critic's warm-up, in which the policy's schedule stands still."""
+    spans = []
+
+    def recorded(config: Any, span: int, *rest: Any) -> Any:
+        spans.append(span)
+        return make_optimizer(config, span, *rest)
+
+    monkeypatch.setattr(learner_module, "make_optimizer", recorded)
+    settings = {"rl__advantage_method": "gae", "rl__critic_warmup_steps": warmup, "optimizer__learning_rate_end": 0.0}
+    learner = Learner(experiment(**settings), MODEL, BASE, SHAPES, make_mesh(1, 1, 1, jax.devices()[:1]), steps=5)
+    for step in range(1, 6):
+        learner.learn(groups(), step)
+        assert (difference(learner.params, BASE) > 0) == (step > warmup)
+    leaves = jax.tree_util.tree_leaves_with_path(learner.state.opt_state)
+    assert {int(x) for path, x in leaves if "count" in jax.tree_util.keystr(path)} == {updates}
+    assert spans == [updates, 5], "of the policy, and of the value model"
 
 
 def test_the_entropy_bonus_raises_the_entropy() -> None:

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from searchrl_jax.train.progress import Progress, duration, train_line
+from searchrl_jax.train.progress import Progress, duration, search_alarm, train_line
 
 METRICS = {
     "reward": 0.25,
@@ -52,3 +52,17 @@ def test_failures_are_split_by_status() -> None:
 
 def test_metrics_without_a_value_do_not_break_the_line() -> None:
     assert "reward nan" in train_line(1, 2, METRICS | {"reward": float("nan")}, "unknown")
+
+
+def rows(searches: list[float], ndcg: list[float]) -> list[dict[str, float]]:
+    """Ten steps of each number, behind a validation."""
+    pairs = [pair for pair in zip(searches, ndcg, strict=True) for _ in range(10)]
+    return [{"step": 0}] + [{"step": i, "searches": s, "ndcg@10": n} for i, (s, n) in enumerate(pairs, start=1)]
+
+
+def test_more_searches_for_nothing_are_told() -> None:  # fault 30
+    alarm = search_alarm(rows([1.0, 2.0, 3.0], [0.1, 0.5, 0.5]))
+    assert alarm is not None and "from 2.00 to 3.00" in alarm and "(0.500 to 0.500)" in alarm
+    assert search_alarm(rows([2.0, 3.0], [0.5, 0.6])) is None, "they found more"
+    assert search_alarm(rows([2.0, 2.3], [0.5, 0.4])) is None, "about as many searches"
+    assert search_alarm(rows([2.0], [0.5])) is None, "too early to tell"

@@ -1,6 +1,7 @@
 """The update: what it depends on, and above all what it does not."""
 
 import functools
+import math
 
 import jax
 import jax.numpy as jnp
@@ -8,11 +9,12 @@ import numpy as np
 import optax
 import pytest
 
+from searchrl_jax.ops.sampling import processed_log_probs
 from searchrl_jax.rollout.batch import RowShape, Sample, pack
 from searchrl_jax.rollout.engine import Engine, Sampling, Shapes
 from searchrl_jax.testing.tiny import tiny_decoder_config, tiny_params
 from searchrl_jax.train.state import init_state
-from searchrl_jax.train.step import LossSpec, action_log_probs, loss_sums, make_update
+from searchrl_jax.train.step import LossSpec, action_log_probs, entropy_of, loss_sums, make_update
 
 V, L, A = 60, 48, 30
 CONFIG = tiny_decoder_config(V)
@@ -207,6 +209,35 @@ def test_metrics_of_an_on_policy_batch():
     assert float(metrics["ratio_max"]) == pytest.approx(1, abs=1e-4)
     assert float(metrics["clipped_share"]) == 0
     assert 0 < float(metrics["entropy"]) / tokens < np.log(V)
+
+
+@pytest.mark.parametrize(("temperature", "top_p"), [(1.0, 1.0), (0.7, 1.0), (1.3, 0.8)])
+def test_entropy_and_its_gradient_equal_a_loop_over_the_vocabulary(temperature, top_p):
+    """Of one row's logits: -sum p log p over the nucleus, and finite differences of it."""
+    rng = np.random.default_rng(5)
+    logits = rng.normal(scale=2, size=9)
+
+    def loop(logits):
+        scaled = [x / temperature for x in logits]
+        largest = max(scaled)
+        weights = [math.exp(x - largest) for x in scaled]
+        probabilities = [w / sum(weights) for w in weights]
+        kept, mass = [], 0.0
+        for p in sorted(probabilities, reverse=True):
+            if mass < top_p:
+                kept.append(p)
+                mass += p
+        return -sum(p / mass * math.log(p / mass) for p in kept)
+
+    def entropy(logits):
+        log_probs = processed_log_probs(logits[None], temperature=temperature, top_p=top_p)
+        return entropy_of(log_probs)[0]
+
+    found, gradient = jax.value_and_grad(entropy)(jnp.asarray(logits, jnp.float32))
+    assert float(found) == pytest.approx(loop(logits), abs=1e-5)
+    for i in range(len(logits)):
+        step = 1e-5 * np.eye(len(logits))[i]
+        assert float(gradient[i]) == pytest.approx((loop(logits + step) - loop(logits - step)) / 2e-5, abs=1e-4)
 
 
 @pytest.mark.parametrize("coefficient", [0.3, -0.1])
