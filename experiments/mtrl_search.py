@@ -61,7 +61,7 @@ def _local() -> Experiment:
             max_turns=5,
             max_tokens_per_episode=768,
             observation_words=4,
-            observation_tokens=140,
+            observation_tokens=150,
             see_also=3,
         ),
         model=ModelConfig(

@@ -5,6 +5,9 @@
     [2] numpy.poly                                               a document that was described before
     order:6,7,2,1,3,4,5                                          from the second search on: all so far, best first
 
+What leads that order stands first, also where a query was asked again and its next results do not lead: a policy that
+has learned to begin with the first reference that it reads would else begin with the wrong one.
+
 Names stand between spaces, never beside a comma, so that the tokenizer gives them the pieces they have in a query. The
 reference before them tells one document's names from another's that begin alike, for whoever copies them, and the signs
 between them tell the place.
@@ -99,6 +102,10 @@ class References:
             scores[doc_id] = scores.get(doc_id, 0.0) + 1 / (5 + rank)
         return scores
 
+    def best(self, query: str, found: Sequence[str], skipped: int = 0) -> str | None:
+        """What leads the ranking after a search that shows `found`; None before anything was shown."""
+        return next(iter(_best_first(self.fused(query, found, skipped))), None)
+
     @property
     def ranking(self) -> list[str]:
         """All documents that were shown, best first; among equals those that were shown first."""
@@ -116,6 +123,7 @@ def render_hits(
     excluded_titles: Collection[str],
     layout: ObservationFormat,
     *,
+    leader: Document | None = None,
     skipped: int = 0,
     turn: int = 0,
     readable_from: int = 0,
@@ -128,34 +136,42 @@ def render_hits(
     Args:
         references: the episode's numbers and scores; extended by what is shown.
         excluded_titles: names that must not appear among the links.
+        leader: the document that leads the ranking where none of `documents` does: it stands before them, for whoever
+            takes what stands first for the best.
         skipped: results of the query that were shown before, see `References.fused`.
         turn: that the observation follows.
         readable_from: the first turn whose observation is not left out beside this one.
     """
     lines: list[str] = []
     shown: list[str] = []
-    for document in documents:
+    described_now: list[str] = []
+    for document in (*([leader] if leader else []), *documents):
+        found = [*shown, *([] if document is leader else [document.doc_id])]
         number = references.number(document.doc_id)
         head = f"[{number}] {title_of(document)}"
         described = references.described.get(document.doc_id)
         is_read = layout.short_repeats and described is not None and described >= readable_from
         details = "" if is_read else _details(document, number, excluded_titles, layout)
-        order = _order(references, query, [*shown, document.doc_id], skipped)
+        order = _order(references, query, found, skipped)
         line, is_full = head + details, True
         if not layout.fits([*lines, line, *order]):
             line, is_full = head, False
             if not layout.fits([*lines, line, *order]):
                 break
         lines.append(line)
-        shown.append(document.doc_id)
+        shown = found
         references.assign(document.doc_id)
         if is_full and not is_read:
-            references.described[document.doc_id] = turn
-    if not lines:
+            described_now.append(document.doc_id)
+    if not shown and leader:
+        options = {"skipped": skipped, "turn": turn, "readable_from": readable_from}
+        return render_hits(query, documents, references, excluded_titles, layout, **options)
+    if not shown:
         return (NOTHING_FITS if documents else NO_MORE_RESULTS if skipped else NO_RESULTS), ()
     text = "\n".join([*lines, *_order(references, query, shown, skipped)])
     references.scores = references.fused(query, shown, skipped)
     references.queries.add(query)
+    references.described |= dict.fromkeys(described_now, turn)
     return text, tuple(shown)
 
 

@@ -289,13 +289,15 @@ class Episode:
                 f"error: {search.tool} is not available", error=TOOL_FAILURE, tool=search.tool, query=search.query
             )
             return self._end(TOOL_FAILURE, replace(result, detail=str(error)))
-        keep = self._env.keep_observations
+        keep, found = self._env.keep_observations, [document.doc_id for document in hits]
+        best = self.references.best(search.query, found, skipped) if hits else None
         text, shown = render_hits(
             search.query,
             hits,
             self.references,
             self._excluded_titles,
             self._env.layout,
+            leader=None if best is None or best in found else self._env.documents[best],
             skipped=skipped,
             turn=self.turn,
             readable_from=self.turn - keep + 1 if keep else 0,
