@@ -9,8 +9,14 @@ Scale `pretrained` does the same with adapters on a checkpoint in Hugging Face f
 `--model.dialect`): by default SmolLM2-135M-Instruct, of its package (`make pretrained`) or else of the hub. The run
 directory's `model/` is what it makes. It has not been run to its end.
 
+Scales `qwen3.6-27b`, `gpt-oss-20b` and `gemma-4-31b` are the published service's models with its hyperparameters, which
+are the defaults of all settings but for adapters and learning rates. They prompt the model as it is, without a warm-up,
+and want a mesh (`--mesh.fsdp`, `--mesh.tensor`). None of them has been run.
+
     python launch/tpu.py --exp=mtrl_search [--scale=pretrained --model.path=FOLDER]
 """
+
+import functools
 
 from searchrl_jax.config.schema import (
     BatchConfig,
@@ -31,6 +37,12 @@ from searchrl_jax.config.schema import (
 from searchrl_jax.models.hf.smollm2 import smollm2_path
 
 HUB = "hf://HuggingFaceTB/SmolLM2-135M-Instruct"
+# Of each of the service's models: where it is, its dialect and its learning rate.
+PUBLISHED = {
+    "qwen3.6-27b": ("hf://Qwen/Qwen3.6-27B", "qwen3_6", 4e-5),
+    "gpt-oss-20b": ("hf://openai/gpt-oss-20b", "harmony", 1e-5),
+    "gemma-4-31b": ("hf://google/gemma-4-31B-it", "gemma4", 1e-5),
+}
 
 
 def config(scale: str) -> Experiment:
@@ -40,6 +52,7 @@ def config(scale: str) -> Experiment:
         ValueError: there is no such scale.
     """
     scales = {"local": _local, "pretrained": _pretrained}
+    scales |= {name: functools.partial(_published, name) for name in PUBLISHED}
     if scale not in scales:
         raise ValueError(f"scale: expected auto or one of {', '.join(scales)}, got {scale!r}; choose one of these")
     return scales[scale]()
@@ -109,4 +122,17 @@ def _pretrained() -> Experiment:
         model=ModelConfig(path=path, dialect="plain"),
         warmup=WarmupConfig(steps=100, learning_rate=1e-4, slips=0.2, lazy=0.12, rambling=0.12, overlong=0.12),
         evaluation=EvaluationConfig(tasks=120),
+    )
+
+
+def _published(scale: str) -> Experiment:
+    path, dialect, learning_rate = PUBLISHED[scale]
+    return Experiment(
+        exp="mtrl_search",
+        scale=scale,
+        rl=RLConfig(advantage_normalization=True),
+        val=ValConfig(temperatures=(0.0,)),
+        optimizer=OptimizerConfig(learning_rate=learning_rate),
+        lora=LoraConfig(lora_rank=32, lora_alpha=64),
+        model=ModelConfig(path=path, dialect=dialect),
     )

@@ -40,6 +40,20 @@ def test_a_document_keeps_its_number_and_is_short_when_repeated():
     assert [references.doc_id(n) for n in (-1, 0, 1, 2, 3)] == [None, None, "numpy.polyfit", "numpy.roots", None]
 
 
+def test_the_leader_of_the_ranking_stands_before_the_next_results_and_is_none_of_them():
+    references = References()
+    render_hits("q", [POLYFIT], references, (), layout())
+    assert references.best("q", ["numpy.roots"], 1) == "numpy.polyfit"
+    assert references.best("new", ["numpy.roots"]) == "numpy.roots"
+    text, shown = render_hits("q", [ROOTS], references, (), layout(), leader=POLYFIT, skipped=1)
+    assert text == "[1] numpy.polyfit\n[2] numpy.roots: Return the roots of\norder:1,2"
+    assert shown == ("numpy.roots",)
+    # Room for one line and the order: the hit is what was asked for.
+    long = Document("d", "word", " ".join(f"word{i}" for i in range(14)))
+    text, shown = render_hits("q", [long], references, (), layout(tokens=17), leader=POLYFIT, skipped=2)
+    assert text.startswith("[3] word0") and shown == ("d",)
+
+
 def test_the_budget_holds_and_only_what_is_shown_gets_a_number():
     many = [Document(f"d{i}", "word " * 50, f"name{i}") for i in range(20)]
     for tokens in range(16, 60):

@@ -105,6 +105,25 @@ def test_references_last_through_the_episode_and_repeats_are_short():
     assert full.step(search("roots polyval")).observation.startswith("[1] numpy.polyval: About")
 
 
+def test_what_leads_the_order_stands_first_in_every_observation():
+    """A policy that began its submissions with the first reference it read was wrong behind a repeated query."""
+    episode = make(results=2, limits=Limits(max_turns=9)).start(TASK)
+    for query in ("polyval", "polyval", "polyval", "roots", "roots", "polyval"):
+        result = episode.step(search(query))
+        lines = result.observation.split("\n")
+        number = episode.references.number(episode.references.ranking[0])
+        assert lines[0].startswith(f"[{number}] ")
+        assert lines[-1].startswith(f"order:{number},") or query == "polyval" and len(lines) == 2
+        hits = [episode.references.doc_id(int(line[1 : line.index("]")])) for line in lines if line.startswith("[")]
+        assert list(result.shown) == hits[-len(result.shown) :] and len(hits) - len(result.shown) in (0, 1)
+
+
+def test_no_leader_takes_the_last_room_from_what_was_found():
+    episode = make(results=1, observation_tokens=16, limits=Limits(max_turns=9)).start(TASK)
+    for query in ("polyval", "polyval", "polyval"):
+        assert len(episode.step(search(query)).shown) == 1
+
+
 @pytest.mark.parametrize(("keep", "described"), [(0, [1]), (1, [1, 2, 3, 4]), (2, [1, 3]), (3, [1, 4])])
 def test_what_is_left_out_of_the_history_is_described_anew(keep, described):
     episode = make(results=1, keep_observations=keep, limits=Limits(max_turns=9)).start(TASK)
