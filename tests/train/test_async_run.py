@@ -87,6 +87,9 @@ def test_rollouts_ahead_of_the_learner(
     )
     assert one == two
     assert any((row["grad_norm"] or 0) > 0 for row in one), "something was learnt"
+    for row in (row for row in one if "learner/ratio_max" in row):  # the engine samples with what is trained: fault 23
+        assert row["learner/ratio_max"] == pytest.approx(1, abs=1e-3)
+        assert row["learner/approx_kl"] == pytest.approx(0, abs=1e-6)
 
 
 @pytest.mark.slow
