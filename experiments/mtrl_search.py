@@ -37,11 +37,11 @@ from searchrl_jax.config.schema import (
 from searchrl_jax.models.hf.smollm2 import smollm2_path
 
 HUB = "hf://HuggingFaceTB/SmolLM2-135M-Instruct"
-# Of each of the service's models: where it is, its dialect and its learning rate.
+# The service's models and their learning rates.
 PUBLISHED = {
-    "qwen3.6-27b": ("hf://Qwen/Qwen3.6-27B", "qwen3_6", 4e-5),
-    "gpt-oss-20b": ("hf://openai/gpt-oss-20b", "harmony", 1e-5),
-    "gemma-4-31b": ("hf://google/gemma-4-31B-it", "gemma4", 1e-5),
+    "qwen3.6-27b": (ModelConfig(path="hf://Qwen/Qwen3.6-27B", dialect="qwen3_6"), 4e-5),
+    "gpt-oss-20b": (ModelConfig(path="hf://openai/gpt-oss-20b", dialect="harmony"), 1e-5),
+    "gemma-4-31b": (ModelConfig(path="hf://google/gemma-4-31B-it", dialect="gemma4"), 1e-5),
 }
 
 
@@ -126,7 +126,7 @@ def _pretrained() -> Experiment:
 
 
 def _published(scale: str) -> Experiment:
-    path, dialect, learning_rate = PUBLISHED[scale]
+    model, learning_rate = PUBLISHED[scale]
     return Experiment(
         exp="mtrl_search",
         scale=scale,
@@ -134,5 +134,5 @@ def _published(scale: str) -> Experiment:
         val=ValConfig(temperatures=(0.0,)),
         optimizer=OptimizerConfig(learning_rate=learning_rate),
         lora=LoraConfig(lora_rank=32, lora_alpha=64),
-        model=ModelConfig(path=path, dialect=dialect),
+        model=model,
     )

@@ -164,8 +164,16 @@ def render_hits(
         if is_full and not is_read:
             described_now.append(document.doc_id)
     if not shown and leader:
-        options = {"skipped": skipped, "turn": turn, "readable_from": readable_from}
-        return render_hits(query, documents, references, excluded_titles, layout, **options)
+        return render_hits(
+            query,
+            documents,
+            references,
+            excluded_titles,
+            layout,
+            skipped=skipped,
+            turn=turn,
+            readable_from=readable_from,
+        )
     if not shown:
         return (NOTHING_FITS if documents else NO_MORE_RESULTS if skipped else NO_RESULTS), ()
     text = "\n".join([*lines, *_order(references, query, shown, skipped)])

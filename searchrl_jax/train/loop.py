@@ -172,16 +172,18 @@ class _Run:
             for env in (self.work.env, val_env)
         )
         self.source: GroupSource | None = None
+        self.logs = contextlib.ExitStack()
         path = experiment.warmup.path
         if path and not (workdir / "checkpoints" / "warmup").exists():
             self._finished_warmup(Path(path)).close()  # what is wrong with it is said before any work
 
     def close(self) -> None:
-        """Ends the threads; waits for none that a tool holds up."""
+        """Ends the threads, and waits for none that a tool holds up; closes the logs."""
         if self.source is not None:
             self.source.close()
         self.player.close()
         self.val_player.close()
+        self.logs.close()
 
     def finish(self) -> dict[str, Any]:
         """All phases that are not done yet."""
@@ -260,6 +262,7 @@ class _Run:
             return state.params
         done = int(state.updates)
         log = MetricsLog(self.workdir / "warmup.jsonl", resume_step=done if newest is not None else -1)
+        self.logs.callback(log.close)
         if done < config.steps:
             gone_on = f"; going on after {done}" if done else ""
             print(f"warm-up: {config.steps} updates of behaviour cloning, {count:,} parameters{gone_on}", flush=True)
@@ -282,7 +285,6 @@ class _Run:
                 checkpoints.save(number, state, host)
             if reason and not is_last:
                 raise _interrupted(reason)
-        log.close()
         checkpoints.close()
         self.seconds["warmup"] = time.perf_counter() - began
         return state.params
@@ -333,6 +335,7 @@ class _Run:
             resume_step=newest if newest is not None else -1,
             mirror=self._mirror(),
         )
+        self.logs.callback(log.close)
         done = newest or 0
         save_seconds = 0.0
         began = time.perf_counter() - seconds
@@ -379,7 +382,6 @@ class _Run:
             if reason and not is_last:
                 raise _interrupted(reason)
         source.close()
-        log.close()
         checkpoints.close()
         self.seconds["rl"] = time.perf_counter() - began if total > done else seconds
         tuned = learner.merged()
