@@ -21,7 +21,12 @@ def test_both_ways_begin_with_one_base_agent(
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    settings |= {"schedule.max_steps": 2, "val.val_at_start": False, "evaluation.temperatures": (1.0,)}
+    settings |= {
+        "schedule.max_steps": 2,
+        "val.val_at_start": False,
+        "evaluation.temperatures": (1.0,),
+        "evaluation.tasks": 2,
+    }
     own = ["--tool-latency=0.01", "--steps-off-policy=1", "--seeds=3,4", f"--workdir={tmp_path / 'both'}"]
     argv = [*own, *options(settings)]
     assert module.main(argv) == 0
@@ -36,5 +41,5 @@ def test_both_ways_begin_with_one_base_agent(
     assert (tmp_path / "both" / "curves.png").exists()
     assert module.main(argv) == 0
     assert "of behaviour cloning" not in capsys.readouterr().out
-    assert module.main([*argv, "--rl.gamma=0.5"]) == 2
-    assert "rl.gamma" in capsys.readouterr().err
+    assert module.main([*argv, "--rl.entropy_coef=0.5"]) == 2
+    assert "rl.entropy_coef" in capsys.readouterr().err
