@@ -4,7 +4,7 @@ import functools
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -20,8 +20,6 @@ from searchrl_jax.rollout.failures import FailureLimit
 from searchrl_jax.rollout.trajectory import Trajectory, Turn
 from searchrl_jax.text.calls import Call, Malformed
 from searchrl_jax.text.dialect import Dialect
-
-LONGEST_WAIT = 1.0  # seconds for which a chunk is put off; the first one compiles, and takes long
 
 
 @dataclass(frozen=True)
@@ -266,8 +264,7 @@ class Flight:
     With `waits_for_tools` the turns that ended in a chunk are answered side by side and awaited before the next chunk:
     rollouts are scheduled by what they sampled, never by how long a tool took, so all is repeatable bit for bit.
     Without, the others go on decoding meanwhile, and the company that a rollout keeps depends on the clock; what it
-    samples does not, up to float rounding. A chunk costs much the same however few slots act in it, so the next one is
-    put off while more than an eighth of the rollouts wait for tools, for as long as the last one took at most.
+    samples does not, up to float rounding.
     """
 
     def __init__(
@@ -326,7 +323,6 @@ class Flight:
         acting = [slot for slot in sorted(self._live) if slot not in self._in_tools]
         if not acting:
             return finished
-        began = time.monotonic()
         engine.flush(params)
         budget = np.zeros(engine.shapes.slots, np.int32)
         for slot in acting:
@@ -346,18 +342,7 @@ class Flight:
         if self._waits_for_tools:
             wait(self._in_tools.values())
             finished += self._settle(list(self._in_tools))
-        else:
-            self._await_most(min(time.monotonic() - began, LONGEST_WAIT))
         return finished
-
-    def _await_most(self, seconds: float) -> None:
-        """Waits until at most an eighth of the rollouts wait for tools, for up to `seconds`."""
-        deadline = time.monotonic() + seconds
-        while (left := deadline - time.monotonic()) > 0:
-            waiting = [future for future in self._in_tools.values() if not future.done()]
-            if 8 * len(waiting) <= len(self._live):
-                break
-            wait(waiting, left, FIRST_COMPLETED)
 
     def _settle(self, slots: Sequence[int]) -> list[Trajectory]:
         """Takes the answers of `slots`, whose tools are done, into their histories; the trajectories that are over."""

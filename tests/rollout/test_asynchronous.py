@@ -287,15 +287,15 @@ def test_where_devices_are_several_the_worker_rests_while_the_learner_works(make
 @pytest.mark.parametrize("is_paused", [False, True])
 def test_the_time_in_which_the_worker_rests_is_not_the_rollouts(make, is_paused):
     """Slow updates on a mesh once ran rollouts in flight into `rollout_timeout`."""
-    player = make_player(tool=Slow(0.02), timeout_seconds=0.6)
-    source = make(3, steps=6, player=player, takes_turns=True)
-    for version in range(6):
+    player = make_player(tool=Slow(0.02), timeout_seconds=2)
+    source = make(3, steps=4, player=player, takes_turns=True)
+    for version in range(4):
         taken = source.take(None, version)
         assert all(t.status != "tool_failure" for t in taken.trajectories)
         if is_paused:
             with source.paused():
-                time.sleep(0.35)
-        time.sleep(0.35 if is_paused else 0.7)
+                time.sleep(1.1)
+        time.sleep(1.1 if is_paused else 2.2)
 
 
 def test_only_what_an_update_changes_is_copied(make):
@@ -305,42 +305,6 @@ def test_only_what_an_update_changes_is_copied(make):
     handed, _ = source._weights
     assert all(one is two for one, two in zip(*map(jax.tree.leaves, (handed["base"], params["base"])), strict=True))
     assert handed["lora"] is not params["lora"] and np.array_equal(handed["lora"], params["lora"])
-
-
-class Paced(Busy):
-    """A chunk takes some time, and it is told how many slots act in it."""
-
-    def __init__(self, slots, seconds):
-        super().__init__(slots=slots)
-        self.seconds, self.acting = seconds, []
-
-    def decode(self, params, budget, sampling):
-        time.sleep(self.seconds)
-        self.acting.append(int((budget > 0).sum()))
-        return super().decode(params, budget, sampling)
-
-
-def test_a_chunk_is_put_off_for_tools_that_are_quicker_than_it(make):
-    engine = Paced(16, 0.05)
-    source = make(3, steps=12, player=make_player(engine, Slow(0.02)))
-    for version in range(12):
-        source.take(None, version)
-    assert np.mean(engine.acting[:8]) > 0.85 * 16, "of the chunks before the last rollouts"
-
-
-def test_a_tool_that_takes_long_holds_no_other_rollout_up(make):
-    class Stuck:
-        calls = 0
-
-        def search(self, query, k=10, where=None):
-            Stuck.calls += 1
-            if Stuck.calls == 1:
-                time.sleep(2)
-            return [Hit("tiny.apple", 1.0)]
-
-    source, began = make(3, player=make_player(Paced(16, 0.01), Stuck())), time.monotonic()
-    source.take(None, 0)
-    assert time.monotonic() - began < 1.5
 
 
 def test_a_stopped_source_goes_on_with_what_was_finished_and_replays_the_rest(make, tmp_path):
