@@ -11,7 +11,6 @@ its time counts from both parts.
 """
 
 import argparse
-import importlib.util
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -21,7 +20,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from searchrl_jax.config.cli import Experimenter, parse
+from searchrl_jax.config.cli import experiments, parse
 from searchrl_jax.config.overlays import with_overrides
 from searchrl_jax.evaluation.figures import COLOURS, LINE_STYLES, save_png
 from searchrl_jax.evaluation.study import against_first_table, read_run
@@ -55,15 +54,13 @@ def main(argv: Sequence[str]) -> int:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--tool-latency", type=float, default=0.2, help="seconds added to every search")
     options.add_argument("--steps-off-policy", type=int, default=3, help="bound of the asynchronous runs")
-    options.add_argument(
-        "--seeds", type=lambda text: [int(seed) for seed in text.split(",")], default=[0], help="0,1,2"
-    )
+    options.add_argument("--seeds", type=_seeds, default=[0], help="0,1,2")
     options.add_argument(
         "--workdir", type=Path, default="runs/async_vs_sync", help="a directory for each run lies in it"
     )
     chosen, rest = options.parse_known_args(argv)
-    names = sorted(path.stem for path in (ROOT / "experiments").glob("*.py"))
-    experiment = parse(rest, _load, names, prog="benchmarks/async_vs_sync.py").experiment
+    load, names = experiments(ROOT / "experiments", lambda: "local")
+    experiment = parse(rest, load, names, prog="benchmarks/async_vs_sync.py").experiment
 
     path = experiment.warmup.path
     modes = {"in turns": 0, "asynchronous": chosen.steps_off_policy}
@@ -96,12 +93,8 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def _load(name: str) -> Experimenter:
-    spec = importlib.util.spec_from_file_location(name, ROOT / "experiments" / f"{name}.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return lambda scale: module.config("local" if scale == "auto" else scale)
+def _seeds(text: str) -> list[int]:
+    return [int(seed) for seed in text.split(",")]
 
 
 def _curves(workdirs: Sequence[Path]) -> Curves:

@@ -3,7 +3,6 @@
 python launch/tpu.py --exp=mtrl_search [--scale=local] [--seed=1] [--rl.loss_fn=cispo] [--workdir=runs/mine] [--json]
 """
 
-import importlib.util
 import json
 import sys
 from pathlib import Path
@@ -13,18 +12,9 @@ ROOT = Path(__file__).resolve().parent.parent
 
 def main(argv: list[str]) -> int:
     """The exit status: 0 done or cleanly interrupted, 1 failed, 2 called wrongly."""
-    from searchrl_jax.config.cli import Experimenter, parse
+    from searchrl_jax.config.cli import experiments, parse
 
-    experiments = ROOT / "experiments"
-    names = sorted(path.stem for path in experiments.glob("*.py") if not path.stem.startswith("_"))
-
-    def load(name: str) -> Experimenter:
-        spec = importlib.util.spec_from_file_location(f"experiments.{name}", experiments / f"{name}.py")
-        assert spec is not None and spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        return lambda scale: module.config(choose_scale() if scale == "auto" else scale)
-
+    load, names = experiments(ROOT / "experiments", choose_scale)
     flags = {"json": "print the summary of final.json as the last line"}
     invocation = parse(argv, load, names, prog="launch/tpu.py", flags=flags)
 

@@ -2,11 +2,13 @@
 
 import contextlib
 import difflib
+import importlib.util
 import io
 import sys
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Literal, NoReturn
 
 import tyro
@@ -33,6 +35,23 @@ class Invocation:
     experiment: Experiment
     flags: frozenset[str]
     """Those of the script's own flags that were given."""
+
+
+def experiments(folder: Path, choose_scale: Callable[[], str]) -> tuple[Callable[[str], Experimenter], list[str]]:
+    """What loads an experiment's file by its name, and the names in `folder`: `load` and `names` of `parse`.
+
+    Args:
+        choose_scale: says what the scale `auto` stands for.
+    """
+
+    def load(name: str) -> Experimenter:
+        spec = importlib.util.spec_from_file_location(f"experiments.{name}", folder / f"{name}.py")
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return lambda scale: module.config(choose_scale() if scale == "auto" else scale)
+
+    return load, sorted(path.stem for path in folder.glob("*.py") if not path.stem.startswith("_"))
 
 
 def parse(

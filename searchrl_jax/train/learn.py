@@ -95,7 +95,7 @@ def batch_of(groups: Groups, config: RLConfig) -> Batch:
         turn_tokens[n] = np.bincount(turn[n, :count], minlength=turns)
     is_turn = np.array([np.arange(turns) < len(paid) for paid in by_turn])
     rewards = np.array([0.0 if t.reward is None else t.reward for t in flat], np.float32)
-    is_valid = np.array([t.is_valid for t in flat]) & np.isfinite(turn_rewards).all(axis=1) & np.isfinite(rewards)
+    is_valid = np.array([t.is_valid for t in flat]) & np.isfinite(turn_rewards).all(axis=1)
     table = (*shape, turns)
     batch = Batch(
         rewards=np.where(is_valid, rewards, 0).reshape(shape),
