@@ -94,7 +94,10 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _seeds(text: str) -> list[int]:
-    return [int(seed) for seed in text.split(",")]
+    try:
+        return [int(seed) for seed in text.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected integers parted by commas, as in 0,1,2, got {text!r}") from None
 
 
 def _curves(workdirs: Sequence[Path]) -> Curves:

@@ -1,6 +1,7 @@
 """What a person reads while a run goes on."""
 
 import time
+from typing import Any
 
 import pytest
 
@@ -54,7 +55,7 @@ def test_metrics_without_a_value_do_not_break_the_line() -> None:
     assert "reward nan" in train_line(1, 2, METRICS | {"reward": float("nan")}, "unknown")
 
 
-def rows(searches: list[float], ndcg: list[float]) -> list[dict[str, float]]:
+def rows(searches: list[float], ndcg: list[float]) -> list[dict[str, Any]]:
     """Ten steps of each number, behind a validation."""
     pairs = [pair for pair in zip(searches, ndcg, strict=True) for _ in range(10)]
     return [{"step": 0}] + [{"step": i, "searches": s, "ndcg@10": n} for i, (s, n) in enumerate(pairs, start=1)]
@@ -66,3 +67,5 @@ def test_more_searches_for_nothing_are_told() -> None:  # fault 30
     assert search_alarm(rows([2.0, 3.0], [0.5, 0.6])) is None, "they found more"
     assert search_alarm(rows([2.0, 2.3], [0.5, 0.4])) is None, "about as many searches"
     assert search_alarm(rows([2.0], [0.5])) is None, "too early to tell"
+    without_tools = [{"step": 21, "searches": 0.0, "ndcg@10": None}]
+    assert search_alarm([*rows([2.0, 3.0], [0.5, 0.5]), *without_tools]) is not None
