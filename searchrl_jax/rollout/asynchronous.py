@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from searchrl_jax.core.fair_lock import FairLock
 from searchrl_jax.data.schema import Task
 from searchrl_jax.data.stream import TaskStream
 from searchrl_jax.models.decoder import Params
@@ -67,22 +68,27 @@ class AsynchronousSource:
         *,
         max_steps_off_policy: int,
         folder: Path,
-        takes_turns: bool = False,
+        device: FairLock | None = None,
         frozen: Params | None = None,
     ) -> None:
         """Args:
         tasks: those of the stream, by id.
         folder: where groups that wait are saved with a checkpoint.
-        takes_turns: rest from the return of `take` to the next call. Needed where the mesh has several devices: two
-            threads that launch programs with collectives may do so in another order on each device, and hang.
+        device: held while the engine computes; the learner's. Without it each would slow the other, and where the mesh
+            has several devices two programs with collectives could wait for each other for ever.
         frozen: arrays that no update changes, so that they need not be copied where they are among the weights.
         """
         self._player, self._stream, self._tasks, self._plan = player, stream, tasks, plan
-        self._bound, self._folder, self._takes_turns = max_steps_off_policy, folder, takes_turns
+        self._bound, self._folder = max_steps_off_policy, folder
         self._frozen = {id(x): x for x in jax.tree.leaves(frozen)}
         self._changed = threading.Condition()  # guards the stream and all below but the flight, which is the worker's
         self._flight = Flight(
-            player, sampling, draw=self._draw, waits_for_tools=max_steps_off_policy == 0, on_answer=self._notify
+            player,
+            sampling,
+            draw=self._draw,
+            waits_for_tools=max_steps_off_policy == 0,
+            on_answer=self._notify,
+            device=device,
         )
         self._weights: tuple[Params, int] | None = None
         self._version = 0  # of the weights that the worker uses
@@ -94,7 +100,6 @@ class AsynchronousSource:
         self._holds = 0
         self._is_resting = True
         self._is_closing = False
-        self._rested_since: float | None = None  # while the learner updates, with `takes_turns`
         self._error: BaseException | None = None
         self._seen = (time.monotonic(), 0, 0, 0)
         self._thread = threading.Thread(target=self._work, name="rollouts", daemon=True)
@@ -110,10 +115,6 @@ class AsynchronousSource:
         copied = jax.tree.map(lambda x: x if id(x) in self._frozen else jnp.copy(x), params)
         with self._changed:
             self._weights = (copied, version)
-            if self._rested_since is not None:
-                self._flight.wind_clocks(time.monotonic() - self._rested_since)
-                self._rested_since = None
-                self._holds -= 1
             if self._thread.ident is None:
                 self._thread.start()
             self._changed.notify_all()
@@ -128,9 +129,6 @@ class AsynchronousSource:
             record_pass_rates(self._stream, groups, threshold=self._plan.pass_threshold)
             now = time.monotonic()
             metrics = self._metrics(batch, now)
-        if self._takes_turns:
-            self._hold()
-            self._rested_since = time.monotonic()
         return Taken([group.task for group in batch], groups, staleness_metrics(groups, version, self._bound) | metrics)
 
     @contextlib.contextmanager
@@ -143,8 +141,7 @@ class AsynchronousSource:
             yield
         finally:
             engine.put_back(aside)
-            if self._rested_since is None:  # or else `take` winds them, from before this pause on
-                self._flight.wind_clocks(time.monotonic() - began)
+            self._flight.wind_clocks(time.monotonic() - began)
             with self._changed:
                 self._holds -= 1
                 self._changed.notify_all()

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from searchrl_jax.core.fair_lock import FairLock
 from searchrl_jax.data.schema import Task
 from searchrl_jax.env import Episode, SearchEnv, StepResult
 from searchrl_jax.env.history import compress
@@ -275,10 +276,12 @@ class Flight:
         draw: Callable[[int], Sequence[Request]],
         waits_for_tools: bool,
         on_answer: Callable[[], None] = lambda: None,
+        device: FairLock | None = None,
     ) -> None:
         """Args:
         draw: called with the number of free slots; returns requests to begin, few or more than that.
         on_answer: called on the tool's thread after each answer.
+        device: held while the engine computes; None where nothing else does.
 
         Raises:
             ValueError: the engine plays something else.
@@ -286,7 +289,7 @@ class Flight:
         if any(player.engine.ids):
             raise ValueError("expected an engine with free slots, got one at play; pause what it plays first")
         self._player, self._sampling, self._draw = player, sampling, draw
-        self._waits_for_tools, self._on_answer = waits_for_tools, on_answer
+        self._waits_for_tools, self._on_answer, self._device = waits_for_tools, on_answer, device or FairLock()
         self._waiting: deque[tuple[Request, int]] = deque()
         self._live: dict[int, _Rollout] = {}
         self._in_tools: dict[int, Future[tuple[StepResult, list[int]]]] = {}
@@ -312,17 +315,39 @@ class Flight:
         Returns:
             The trajectories that finished.
         """
-        player, engine, limits = self._player, self._player.engine, self._player.env.limits
-        finished = self._settle([slot for slot, future in self._in_tools.items() if future.done()])
+        asked = time.monotonic()
+        with self._device:
+            # An update that went first is no fault of the rollouts; and answers have come meanwhile.
+            self.wind_clocks(time.monotonic() - asked)
+            finished = self._settle([slot for slot, future in self._in_tools.items() if future.done()])
+            self._begin()
+            acting = [slot for slot in sorted(self._live) if slot not in self._in_tools]
+            if not acting:
+                return finished
+            ended = self._decode(acting, params, policy_version)
+        player, engine = self._player, self._player.engine
+        for slot in ended:
+            # A copy: while the tool runs the slot may be set aside.
+            future = player.pool.submit(player.act, self._live[slot], list(engine.ids[slot]))
+            self._in_tools[slot] = future
+            future.add_done_callback(lambda _: self._on_answer())
+        if self._waits_for_tools:
+            wait(self._in_tools.values())
+            finished += self._settle(list(self._in_tools))
+        return finished
+
+    def _begin(self) -> None:
+        """Gives the free slots to requests that wait, or else to new ones."""
         if self.vacant:
             self._waiting.extend((request, 0) for request in self._draw(self.vacant))
-        for slot in range(engine.shapes.slots):
+        for slot in range(self._player.engine.shapes.slots):
             if self._waiting and slot not in self._live:
                 request, attempt = self._waiting.popleft()
-                self._live[slot] = player.begin(slot, request, attempt)
-        acting = [slot for slot in sorted(self._live) if slot not in self._in_tools]
-        if not acting:
-            return finished
+                self._live[slot] = self._player.begin(slot, request, attempt)
+
+    def _decode(self, acting: Sequence[int], params: Params, policy_version: int) -> list[int]:
+        """Decodes a chunk; the slots of `acting` whose turn it ended."""
+        player, engine, limits = self._player, self._player.engine, self._player.env.limits
         engine.flush(params)
         budget = np.zeros(engine.shapes.slots, np.int32)
         for slot in acting:
@@ -332,17 +357,9 @@ class Flight:
         chunk = engine.decode(params, budget, self._sampling)
         player.sampled_tokens += int(chunk.count.sum())
         for slot in acting:
-            rollout, count = self._live[slot], int(chunk.count[slot])
-            rollout.add(chunk.logprobs[slot, :count].tolist(), policy_version)
-            if count == budget[slot] or engine.ids[slot][-1] in engine.stop_ids:
-                # A copy: while the tool runs the slot may be set aside.
-                future = player.pool.submit(player.act, rollout, list(engine.ids[slot]))
-                self._in_tools[slot] = future
-                future.add_done_callback(lambda _: self._on_answer())
-        if self._waits_for_tools:
-            wait(self._in_tools.values())
-            finished += self._settle(list(self._in_tools))
-        return finished
+            logprobs = chunk.logprobs[slot, : chunk.count[slot]]
+            self._live[slot].add(logprobs.tolist(), policy_version)
+        return [s for s in acting if chunk.count[s] == budget[s] or engine.ids[s][-1] in engine.stop_ids]
 
     def _settle(self, slots: Sequence[int]) -> list[Trajectory]:
         """Takes the answers of `slots`, whose tools are done, into their histories; the trajectories that are over."""

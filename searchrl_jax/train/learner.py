@@ -9,6 +9,7 @@ from jax.sharding import Mesh
 from jaxtyping import Float
 
 from searchrl_jax.config.schema import Experiment
+from searchrl_jax.core.fair_lock import FairLock
 from searchrl_jax.core.random import named_key
 from searchrl_jax.models.axes import ADAPTER_AXES, PARAMETER_AXES, VALUE_HEAD_AXES
 from searchrl_jax.models.config import DecoderConfig
@@ -57,6 +58,7 @@ class Learner:
         mesh: Mesh,
         *,
         steps: int,
+        device: FairLock | None = None,
     ) -> None:
         """Args:
         base: where the policy begins, and the reference that it is kept near to; left as it is. With `lora.lora_rank`
@@ -65,10 +67,11 @@ class Learner:
             budget of `rl.loss_aggregation=constant`.
         steps: of the whole run; the learning rate reaches its end with the last. The policy's begins after the critic's
             warm-up.
+        device: held while a program of the learner runs; None where nothing else does.
         """
         self.config, self.seed = experiment.rl, experiment.seed
         self.wanted_groups = experiment.batch.global_batch_size
-        self.row_shapes, self.mesh = row_shapes, mesh
+        self.row_shapes, self.mesh, self._device = row_shapes, mesh, device or FairLock()
         rl, sampling = self.config, experiment.sampling
         has_critic = rl.advantage_method == GAE
         updates = steps * rl.minibatches
@@ -118,6 +121,7 @@ class Learner:
             value_optimizer=value_optimizer if has_critic else None,
             remat=experiment.optimizer.remat,
             adapter_scale=self._scale,
+            device=self._device,
         )
         self._score = make_score(model, spec)
 
@@ -224,16 +228,11 @@ class Learner:
         """Log-probability of each action token under `params`, and the value before it."""
         samples = [part.sample for part in parts]
         layouts = arrange(samples, self.row_shapes)
-        found = [
-            jax.device_get(
-                self._score(
-                    params,
-                    value_params,
-                    place_rows(self.mesh, fill([[samples[i] for i in row] for row in layout.rows], layout.shape)),
-                )
-            )
-            for layout in layouts
-        ]
+        found = []
+        for layout in layouts:
+            rows = place_rows(self.mesh, fill([[samples[i] for i in row] for row in layout.rows], layout.shape))
+            with self._device:
+                found.append(jax.device_get(self._score(params, value_params, rows)))
         logprob, value = (
             to_table(parts, unpack(samples, layouts, [pair[i] for pair in found]), batch.is_action.shape)
             for i in range(2)

@@ -17,6 +17,7 @@ import numpy as np
 
 from searchrl_jax.config.overlays import to_json
 from searchrl_jax.config.schema import RESUMABLE_CHANGES, Experiment, mixing_weights
+from searchrl_jax.core.fair_lock import FairLock
 from searchrl_jax.core.random import named_key
 from searchrl_jax.data.schema import Task
 from searchrl_jax.data.stream import TaskStream
@@ -319,8 +320,9 @@ class _Run:
         experiment, work = self.experiment, self.work
         batch, schedule = experiment.batch, experiment.schedule
         total = min(schedule.max_steps, schedule.max_epochs * self.stream.batches_per_epoch)
-        learner = Learner(experiment, work.model, base, self.row_shapes, self.mesh, steps=total)
-        self.source = source = self._make_source(total, learner.frozen)
+        device = FairLock()
+        learner = Learner(experiment, work.model, base, self.row_shapes, self.mesh, steps=total, device=device)
+        self.source = source = self._make_source(total, learner.frozen, device)
         checkpoints = self._checkpointer("rl")
         newest = checkpoints.latest()
         seconds = 0.0
@@ -406,7 +408,7 @@ class _Run:
                 raise SetupError(str(error)) from error
             print(f"saved {path}", flush=True)
 
-    def _make_source(self, steps: int, frozen: Params | None) -> GroupSource:
+    def _make_source(self, steps: int, frozen: Params | None, device: FairLock) -> GroupSource:
         """Where the groups of `steps` steps come from, sampled with weights of which `frozen` never change."""
         batch, sampling, rl = self.experiment.batch, self.experiment.sampling, self.experiment.rl
         plan = Plan(
@@ -431,7 +433,7 @@ class _Run:
             plan,
             max_steps_off_policy=bound,
             folder=self.workdir / "checkpoints" / "rollouts",
-            takes_turns=self.mesh.size > 1,
+            device=device,
             frozen=frozen,
         )
 

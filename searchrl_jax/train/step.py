@@ -11,6 +11,7 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float
 
+from searchrl_jax.core.fair_lock import FairLock
 from searchrl_jax.models.config import DecoderConfig
 from searchrl_jax.models.decoder import Params, forward, unembed
 from searchrl_jax.models.lora import attach
@@ -201,6 +202,7 @@ def make_update(
     value_optimizer: optax.GradientTransformation | None = None,
     remat: bool = False,
     adapter_scale: float = 1.0,
+    device: FairLock | None = None,
 ) -> Callable[..., tuple[TrainState, dict[str, float]]]:
     """A function that takes one optimizer step on a list of micro-batches, and says what it saw.
 
@@ -217,8 +219,10 @@ def make_update(
         value_optimizer: for a state that holds a value model.
         remat: as in `loss_sums`.
         adapter_scale: of `models.lora.attach`, for a state of adapters.
+        device: held for each micro-batch and for the step, until they are done; None where nothing else runs.
     """
     weight_shardings = None if shardings is None else _weights(shardings)
+    device = device or FairLock()
 
     @functools.partial(
         jax.jit, donate_argnums=(1,), out_shardings=None if shardings is None else (weight_shardings, None)
@@ -277,8 +281,10 @@ def make_update(
         weights = _weights(state)
         sums: Any = (jax.tree.map(jnp.zeros_like, weights), _no_metrics(spec, has_critic=state.critic is not None))
         for rows in micro_batches:
-            sums = accumulate(weights, sums, rows, base)
-        state, means = apply(state, sums, policy_frozen=policy_frozen)
+            with device:
+                sums = jax.block_until_ready(accumulate(weights, sums, rows, base))
+        with device:
+            state, means = jax.block_until_ready(apply(state, sums, policy_frozen=policy_frozen))
         counts = np.asarray(means.pop("ratio_counts"))
         found = {name: float(value) for name, value in means.items()}
         return state, found | {"ratio_p99": ratio_quantile(counts, 0.99)}

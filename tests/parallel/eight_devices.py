@@ -1,6 +1,7 @@
 """Run by `test_sharded.py` in a process of its own with 8 virtual devices: prints what it found as JSON."""
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +10,7 @@ import optax
 
 from searchrl_jax.config.overlays import with_overrides
 from searchrl_jax.config.schema import Experiment
+from searchrl_jax.core.fair_lock import FairLock
 from searchrl_jax.models.axes import ADAPTED, ADAPTER_AXES, CACHE_AXES, PARAMETER_AXES, VALUE_HEAD_AXES
 from searchrl_jax.models.cache import init_cache
 from searchrl_jax.models.lora import init_adapters
@@ -38,13 +40,13 @@ def batches():
     return pack(samples, [RowShape(4, 40, 30)])
 
 
-def train(mesh):
+def train(mesh, device=None):
     state = init_state(jax.tree.map(jnp.array, PARAMS), OPTIMIZER)
     rows = batches()
     if mesh is not None:
         state = jax.device_put(state, tree_shardings(mesh, state, PARAMETER_AXES))
         rows = [place_rows(mesh, batch) for batch in rows]
-    update = make_update(CONFIG, LossSpec("ppo"), OPTIMIZER)
+    update = make_update(CONFIG, LossSpec("ppo"), OPTIMIZER, device=device)
     before = jax.tree.map(lambda x: x.sharding, state)
     losses = []
     for _ in range(2):
@@ -149,7 +151,7 @@ def largest(one, other):
     return max(jax.tree.leaves(jax.tree.map(lambda a, b: float(np.abs(a - b).max()), one, other)))
 
 
-def sample(mesh):
+def sample(mesh, device=None):
     shapes = Shapes(4, 40, 4, (4,), (12,), (64,))
     params, run, sharding = PARAMS, jax.random.key(2), None
     if mesh is not None:
@@ -160,20 +162,30 @@ def sample(mesh):
     engine = Engine(CONFIG, shapes, (3,), run, sharding)
     for slot, prompt in enumerate(([5, 6, 7, 8], [9, 10], [11] * 13, [12, 13, 14])):
         engine.start(slot, slot, prompt)
-    log_probs = []
+    log_probs, device = [], device or FairLock()
     for observation in ([20, 21, 22], [23, 24], []):
-        engine.flush(params)
-        chunk = engine.decode(params, np.array([4, 2, 4, 4]), Sampling(0.8, 0.95))
+        with device:
+            engine.flush(params)
+            chunk = engine.decode(params, np.array([4, 2, 4, 4]), Sampling(0.8, 0.95))
         log_probs.append(np.where(np.arange(4) < chunk.count[:, None], chunk.logprobs, 0))
         for slot in (0, 2):
             engine.extend(slot, observation)
     return engine, np.stack(log_probs)
 
 
+def beside(mesh):
+    """What a thread that samples and one that learns find, both on the same devices."""
+    device = FairLock()
+    with ThreadPoolExecutor(1) as pool:
+        sampled = pool.submit(sample, mesh, device)
+        return train(mesh, device), sampled.result()
+
+
 def main():
     mesh = make_mesh(2, 2, 2)
     one, eight = train(None), train(mesh)
     alone, spread = sample(None), sample(mesh)
+    trained_beside, sampled_beside = beside(mesh)
     whole = [full_step(m) for m in (None, make_mesh(1, 2, 1, jax.devices()[:2]), mesh)]
     (alone_lora, loss_alone), (spread_lora, loss_spread) = adapter_step(None), adapter_step(mesh)
     one_device, two = (make_mesh(1, n, 1, jax.devices()[:n]) for n in (1, 2))
@@ -208,6 +220,11 @@ def main():
                 "gate": [list(gate.shape), list(gate.addressable_shards[0].data.shape)],
                 "moment": list(eight[3].opt_state[1][0].mu["layers"]["gate"].addressable_shards[0].data.shape),
                 "ids": [alone[0].ids, spread[0].ids],
+                "beside": [
+                    largest(eight[0], trained_beside[0]),
+                    float(np.abs(spread[1] - sampled_beside[1]).max()),
+                    sampled_beside[0].ids,
+                ],
                 "log_probs": float(np.abs(alone[1] - spread[1]).max()),
                 "cache": [list(k.shape), list(k.addressable_shards[0].data.shape)],
                 "compiled": [

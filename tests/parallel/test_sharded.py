@@ -68,5 +68,10 @@ def test_the_engine_samples_the_same_tokens(found):
     assert part == [whole[0], whole[1] // 4, whole[2] // 2, *whole[3:]]
 
 
+def test_learner_and_engine_share_the_devices_from_two_threads(found):
+    learnt, sampled, ids = found["beside"]
+    assert learnt == 0 and sampled == 0 and ids == found["ids"][1]
+
+
 def test_placement_compiles_nothing_twice(found):
     assert found["compiled"][0] == found["compiled"][1] and found["compiled"][2] == 1

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from test_collect import CONFIG, DIALECT, LIMITS, PARAMS, SEARCH, STOP, SUBMIT, TASKS, Failing, Scripted
 
+from searchrl_jax.core.fair_lock import FairLock
 from searchrl_jax.data.stream import TaskStream
 from searchrl_jax.env import Limits
 from searchrl_jax.env.tools import ToolRunner
@@ -274,28 +275,32 @@ def test_while_paused_the_engine_is_free_and_nothing_is_lost(make):
     player.engine.ids[0] = []
 
 
-def test_where_devices_are_several_the_worker_rests_while_the_learner_works(make):
-    player = make_player()
-    source = make(3, steps=4, player=player, takes_turns=True)
+def test_the_worker_decodes_between_the_programs_of_the_learner_and_never_beside_them(make):
+    player, device = make_player(tool=Slow(0.002)), FairLock()
+    source = make(3, steps=4, player=player, device=device)
+    between = 0
     for version in range(4):
         source.take(None, version)
-        decoded = player.engine.decoded
-        time.sleep(0.02)
-        assert player.engine.decoded == decoded
+        for _ in range(5):
+            before = player.engine.decoded
+            with device:
+                between += player.engine.decoded - before
+                decoded = player.engine.decoded
+                time.sleep(0.02)
+                assert player.engine.decoded == decoded
+    assert between > 0
 
 
 @pytest.mark.parametrize("is_paused", [False, True])
-def test_the_time_in_which_the_worker_rests_is_not_the_rollouts(make, is_paused):
-    """Slow updates on a mesh once ran rollouts in flight into `rollout_timeout`."""
-    player = make_player(tool=Slow(0.02), timeout_seconds=2)
-    source = make(3, steps=4, player=player, takes_turns=True)
+def test_the_time_in_which_the_worker_waits_is_not_the_rollouts(make, is_paused):
+    """Slow updates once ran rollouts in flight into `rollout_timeout`."""
+    player, device = make_player(tool=Slow(0.02), timeout_seconds=2), FairLock()
+    source = make(3, steps=4, player=player, device=device)
     for version in range(4):
         taken = source.take(None, version)
         assert all(t.status != "tool_failure" for t in taken.trajectories)
-        if is_paused:
-            with source.paused():
-                time.sleep(1.1)
-        time.sleep(1.1 if is_paused else 2.2)
+        with source.paused() if is_paused else device:
+            time.sleep(2.2)
 
 
 def test_only_what_an_update_changes_is_copied(make):

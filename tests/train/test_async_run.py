@@ -65,7 +65,7 @@ def test_rollouts_ahead_of_the_learner(
     turns, forced = tmp_path / "turns", tmp_path / "forced"
     run(experiment(settings, turns))
 
-    def make(job: Any, steps: int, frozen: Any) -> AsynchronousSource:
+    def make(job: Any, steps: int, frozen: Any, device: Any) -> AsynchronousSource:
         batch = job.experiment.batch
         return AsynchronousSource(
             job.player,
@@ -75,6 +75,7 @@ def test_rollouts_ahead_of_the_learner(
             loop.Plan(batch.global_batch_size, batch.group_size, steps),
             max_steps_off_policy=0,
             folder=job.workdir / "checkpoints" / "rollouts",
+            device=device,
         )
 
     monkeypatch.setattr(loop._Run, "_make_source", make)
