@@ -8,6 +8,11 @@ import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Bool, Float, Int
 
+from searchrl_jax.ops.blockwise import attend_in_blocks
+
+# Above it a row's mask and scores are made block by block: at 65,536 tokens the mask alone would be 4 GiB.
+LONG_ROW = 2048
+
 
 @struct.dataclass
 class KeyBlock:
@@ -79,12 +84,15 @@ def attend_causally(
 ) -> Float[Array, "B T N H"]:
     """`attend` within packed rows, `chunk` queries at a time, without the keys that none of them may read.
 
-    At T = 512 that is 62 % of the scores, and the largest array is T / chunk times smaller.
+    At T = 512 that is 62 % of the scores, and the largest array is T / chunk times smaller. Rows above `LONG_ROW` tokens
+    are for `ops.blockwise`.
 
     Args:
         window: keys that a query reads at most, its own among them; None for all.
     """
     T = q.shape[1]
+    if T > LONG_ROW:
+        return attend_in_blocks(q, k, v, segment_ids, window=window, scale=scale, sink=sink)
     mask = causal_mask(segment_ids, window)
     mixed = []
     for start in range(0, T, chunk):

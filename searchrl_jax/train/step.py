@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from searchrl_jax.core.fair_lock import FairLock
 from searchrl_jax.models.config import DecoderConfig
@@ -25,6 +25,10 @@ from searchrl_jax.rollout.batch import Rows
 from searchrl_jax.train.state import Critic, TrainState
 
 Metrics = dict[str, Array]
+
+# Logits of one row that are made at once: 0.5 GiB. A row of more action tokens is computed piece by piece, and again in
+# the backward pass.
+LOGITS_AT_ONCE = 2**27
 
 # Means over the loss's own denominator; all others are means over action tokens.
 OF_THE_LOSS = ("loss", "value_loss")
@@ -96,10 +100,21 @@ def _log_probs(
     temperature: float,
     top_p: float,
 ) -> tuple[Float[Array, "B A"], Float[Array, "B A"]]:
-    logits = unembed(config, params, predicting)
+    def of(predicting: Float[Array, "B a D"], token: Int[Array, "B a"]) -> tuple[Array, Array]:
+        logits = unembed(config, params, predicting)
+        log_probs = processed_log_probs(logits, temperature=temperature, top_p=top_p, keep=token)
+        return jnp.take_along_axis(log_probs, token[..., None], axis=-1)[..., 0], entropy_of(log_probs)
+
     token = jnp.take_along_axis(rows.token_ids, rows.target, axis=1)
-    log_probs = processed_log_probs(logits, temperature=temperature, top_p=top_p, keep=token)
-    return jnp.take_along_axis(log_probs, token[..., None], axis=-1)[..., 0], entropy_of(log_probs)
+    A, piece = token.shape[1], max(LOGITS_AT_ONCE // config.vocab_size, 1)
+    if piece >= A:
+        return of(predicting, token)
+    padding = [(0, 0), (0, -A % piece)]
+    pieces = (jnp.pad(predicting, [*padding, (0, 0)]), jnp.pad(token, padding))
+    pieces = jax.tree.map(lambda x: jnp.moveaxis(x.reshape(x.shape[0], -1, piece, *x.shape[2:]), 1, 0), pieces)
+    found = jax.lax.map(jax.checkpoint(lambda each: of(*each)), pieces)
+    logprob, entropy = (jnp.moveaxis(x, 0, 1).reshape(x.shape[1], -1)[:, :A] for x in found)
+    return logprob, entropy
 
 
 def entropy_of(log_probs: Float[Array, "*B V"]) -> Float[Array, "*B"]:

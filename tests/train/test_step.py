@@ -9,10 +9,12 @@ import numpy as np
 import optax
 import pytest
 
+from searchrl_jax.ops import attention
 from searchrl_jax.ops.sampling import processed_log_probs
 from searchrl_jax.rollout.batch import RowShape, Sample, pack
 from searchrl_jax.rollout.engine import Engine, Sampling, Shapes
 from searchrl_jax.testing.tiny import tiny_decoder_config, tiny_params
+from searchrl_jax.train import step
 from searchrl_jax.train.state import init_state
 from searchrl_jax.train.step import LossSpec, action_log_probs, entropy_of, loss_sums, make_update
 
@@ -341,6 +343,22 @@ def test_every_part_of_the_loss_is_the_same_for_any_layout(how):
         assert loss == pytest.approx(want[0], rel=1e-5) and denominator == pytest.approx(want[2], rel=1e-6), name
         for found, expected in zip(jax.tree.leaves(grads), jax.tree.leaves(want[1]), strict=True):
             np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5 * np.abs(expected).max(), err_msg=name)
+
+
+def test_scores_and_logits_made_piece_by_piece_change_nothing(monkeypatch):
+    spec = full_spec("sequence_mean")
+    (rows,) = pack(ragged(), [WIDE])
+    want = full_sums(spec, (PARAMS, HEAD), rows)
+    monkeypatch.setattr(step, "LOGITS_AT_ONCE", 7 * V)
+    monkeypatch.setattr(attention, "LONG_ROW", 16)
+
+    def pieces(weights):
+        return loss_sums(CONFIG, spec, weights[0], rows, weights[1])
+
+    assert f"7,{V}]" in str(jax.make_jaxpr(pieces)((PARAMS, HEAD))), "7 tokens at a time"
+    got = jax.jit(jax.value_and_grad(pieces, has_aux=True))((PARAMS, HEAD))
+    for one, other in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=2e-5 * max(1, np.abs(other).max()))
 
 
 def test_poison_at_places_without_an_action_reaches_no_part_of_the_loss():  # faults 6, 15 and 17
