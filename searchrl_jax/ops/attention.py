@@ -84,8 +84,8 @@ def attend_causally(
 ) -> Float[Array, "B T N H"]:
     """`attend` within packed rows, `chunk` queries at a time, without the keys that none of them may read.
 
-    At T = 512 that is 62 % of the scores, and the largest array is T / chunk times smaller. Rows above `LONG_ROW` tokens
-    are for `ops.blockwise`.
+    At T = 512 that is 62 % of the scores, and the largest array is T / chunk times smaller. Rows above `LONG_ROW`
+    tokens are for `ops.blockwise`.
 
     Args:
         window: keys that a query reads at most, its own among them; None for all.

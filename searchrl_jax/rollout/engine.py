@@ -120,11 +120,8 @@ class Engine:
         """
         self.config, self.shapes, self.stop_ids, self.run_key = config, shapes, tuple(stop_ids), run_key
         self.cache = init_cache(config, shapes.slots, shapes.cache_length)
-        sampled_sharding = None
         if cache_sharding is not None:
             self.cache = jax.device_put(self.cache, cache_sharding)
-            # The host of every process reads all that was sampled.
-            sampled_sharding = NamedSharding(cache_sharding.length.mesh, PartitionSpec())
         self.ids: list[list[int]] = [[] for _ in range(shapes.slots)]
         self.held = np.zeros(shapes.slots, np.int64)  # tokens of each slot that the cache holds
         self.uids = np.zeros(shapes.slots, np.uint32)
@@ -137,12 +134,7 @@ class Engine:
             static_argnames="bucket",
             out_shardings=cache_sharding,
         )
-        self._decode = jax.jit(
-            functools.partial(_decode_chunk, config, shapes.chunk, self.stop_ids),
-            donate_argnames="cache",
-            static_argnames=("bucket", "temperature", "top_p"),
-            out_shardings=(cache_sharding, sampled_sharding, sampled_sharding, sampled_sharding),
-        )
+        self._decode = decode_program(config, shapes, self.stop_ids, cache_sharding)
         self._reset = jax.jit(reset_row, donate_argnames="cache", out_shardings=cache_sharding)
         self._empty = jax.jit(reset_all, donate_argnames="cache", out_shardings=cache_sharding)
 
@@ -236,6 +228,18 @@ class Engine:
             self.ids[slot].extend(tokens[slot, : count[slot]].tolist())
         self.held += count
         return Chunk(tokens, logprobs, count)
+
+
+def decode_program(config: DecoderConfig, shapes: Shapes, stop_ids: Sequence[int], cache_sharding: Any = None) -> Any:
+    """What `Engine.decode` runs, as `jax.jit` gives it."""
+    # The host of every process reads all that was sampled.
+    sampled = None if cache_sharding is None else NamedSharding(cache_sharding.length.mesh, PartitionSpec())
+    return jax.jit(
+        functools.partial(_decode_chunk, config, shapes.chunk, tuple(stop_ids)),
+        donate_argnames="cache",
+        static_argnames=("bucket", "temperature", "top_p"),
+        out_shardings=(cache_sharding, sampled, sampled, sampled),
+    )
 
 
 def _append_rows(

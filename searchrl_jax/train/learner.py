@@ -1,10 +1,12 @@
 """The learner: owns what training changes, and turns a step's groups of rollouts into updates."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from jax.sharding import Mesh
 from jaxtyping import Float
 
@@ -41,6 +43,47 @@ from searchrl_jax.train.step import LossSpec, make_score, make_update
 EXTREMES = ("ratio_max", "ratio_p99")
 
 
+def training_rows(experiment: Experiment, mesh: Mesh) -> tuple[RowShape, ...]:
+    """The shapes of training rows, ascending.
+
+    Logits are computed for every place of an action token: rows are made for half of what an episode may hold; the rare
+    one that holds more has a shape of its own.
+    """
+    length = experiment.env.max_tokens_per_episode
+    actions = min(experiment.env.max_turns * experiment.sampling.sampling_max_tokens, length)
+    return (
+        RowShape(experiment.batch.micro_batch_rows, length, actions // 2),
+        RowShape(mesh.shape["data"] * mesh.shape["fsdp"], length, actions),
+    )
+
+
+def policy_optimizer(experiment: Experiment, steps: int) -> optax.GradientTransformation:
+    """The optimizer of the policy, whose learning rate falls after the critic's warm-up, to the last of `steps`."""
+    updates = (steps - experiment.rl.critic_warmup_steps) * experiment.rl.minibatches
+    return lora_plus(make_optimizer(experiment.optimizer, max(updates, 1)), experiment.lora.lora_plus_lr_ratio)
+
+
+def loss_spec(experiment: Experiment, row_shapes: Sequence[RowShape]) -> LossSpec:
+    """What the experiment minimises."""
+    rl, sampling = experiment.rl, experiment.sampling
+    return LossSpec(
+        rl.loss_fn,
+        rl.clip_low_threshold,
+        rl.clip_high_threshold,
+        sampling.temperature,
+        sampling.sampling_top_p,
+        dual_clip=rl.dual_clip,
+        aggregation=rl.loss_aggregation,
+        normalizer=float(row_shapes[-1].actions) if rl.loss_aggregation == "constant" else None,
+        has_reference=bool(rl.kl_coef),
+        kl_coef=rl.kl_coef if rl.kl_in == "loss" else 0.0,
+        kl_estimator=rl.divergence,
+        entropy_coef=rl.entropy_coef,
+        value_clip=rl.value_clip,
+        value_trunk_coef=rl.value_trunk_coef,
+    )
+
+
 class Learner:
     """One policy in training, with its value model and its reference where the configuration has them.
 
@@ -72,12 +115,11 @@ class Learner:
         self.config, self.seed = experiment.rl, experiment.seed
         self.wanted_groups = experiment.batch.global_batch_size
         self.row_shapes, self.mesh, self._device = row_shapes, mesh, device or FairLock()
-        rl, sampling = self.config, experiment.sampling
+        rl = self.config
         has_critic = rl.advantage_method == GAE
-        updates = steps * rl.minibatches
-        of_policy = max(updates - rl.critic_warmup_steps * rl.minibatches, 1)
-        optimizer = lora_plus(make_optimizer(experiment.optimizer, of_policy), experiment.lora.lora_plus_lr_ratio)
-        value_optimizer = make_optimizer(experiment.optimizer, updates, experiment.optimizer.value_learning_rate)
+        optimizer = policy_optimizer(experiment, steps)
+        value_rate = experiment.optimizer.value_learning_rate
+        value_optimizer = make_optimizer(experiment.optimizer, steps * rl.minibatches, value_rate)
         placed = jax.device_put(base, tree_shardings(mesh, base, PARAMETER_AXES))
         lora = experiment.lora
         self.frozen: Params | None = placed if lora.lora_rank else None
@@ -97,22 +139,7 @@ class Learner:
         shardings = tree_shardings(mesh, state, {**PARAMETER_AXES, **ADAPTER_AXES, **VALUE_HEAD_AXES})
         self.state: TrainState = jax.device_put(state, shardings)
         self.reference: Params | None = placed if rl.kl_coef else None
-        spec = LossSpec(
-            rl.loss_fn,
-            rl.clip_low_threshold,
-            rl.clip_high_threshold,
-            sampling.temperature,
-            sampling.sampling_top_p,
-            dual_clip=rl.dual_clip,
-            aggregation=rl.loss_aggregation,
-            normalizer=float(row_shapes[-1].actions) if rl.loss_aggregation == "constant" else None,
-            has_reference=bool(rl.kl_coef),
-            kl_coef=rl.kl_coef if rl.kl_in == "loss" else 0.0,
-            kl_estimator=rl.divergence,
-            entropy_coef=rl.entropy_coef,
-            value_clip=rl.value_clip,
-            value_trunk_coef=rl.value_trunk_coef,
-        )
+        spec = loss_spec(experiment, row_shapes)
         self._update = make_update(
             model,
             spec,

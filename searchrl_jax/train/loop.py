@@ -32,7 +32,6 @@ from searchrl_jax.parallel.mesh import device_memory, make_mesh
 from searchrl_jax.parallel.rules import place_rows, tree_shardings
 from searchrl_jax.retrieval import Retriever
 from searchrl_jax.rollout.asynchronous import AsynchronousSource
-from searchrl_jax.rollout.batch import RowShape
 from searchrl_jax.rollout.collect import Player
 from searchrl_jax.rollout.engine import Engine, Sampling, Shapes
 from searchrl_jax.rollout.source import GroupSource, Plan, SynchronousSource
@@ -42,7 +41,7 @@ from searchrl_jax.train.claims import Difference, claim
 from searchrl_jax.train.finish import compare_and_report
 from searchrl_jax.train.interrupt import Interrupted, StopSignal
 from searchrl_jax.train.learn import batch_of
-from searchrl_jax.train.learner import Learner
+from searchrl_jax.train.learner import Learner, training_rows
 from searchrl_jax.train.measures import distributions, prefixed, rollout_metrics, success_metrics
 from searchrl_jax.train.progress import ALARM_STEPS, Progress, search_alarm, train_line
 from searchrl_jax.train.state import init_state
@@ -130,14 +129,7 @@ class _Run:
         limits = self.work.env.limits
         mesh = experiment.mesh
         self.mesh = make_mesh(mesh.data, mesh.fsdp, mesh.tensor)
-        length = limits.max_tokens_per_episode
-        actions = min(limits.max_turns * limits.max_tokens_per_turn, length)
-        # Logits are computed for every place of an action token: rows are made for half of what an episode may hold;
-        # the rare one that holds more has a shape of its own.
-        self.row_shapes = (
-            RowShape(experiment.batch.micro_batch_rows, length, actions // 2),
-            RowShape(self.mesh.shape["data"] * self.mesh.shape["fsdp"], length, actions),
-        )
+        self.row_shapes = training_rows(experiment, self.mesh)
         rollout = experiment.rollout
         if rollout.max_steps_off_policy and jax.process_count() > 1:
             raise ValueError(

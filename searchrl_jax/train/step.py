@@ -3,7 +3,7 @@
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -208,7 +208,19 @@ def make_score(
     return score
 
 
-def make_update(
+class Programs(NamedTuple):
+    """The compiled parts of an update, as `jax.jit` gives them.
+
+    Attributes:
+        accumulate: (weights, sums, rows, base) -> sums with those of one micro-batch added; see `no_sums`.
+        apply: (state, sums, *, policy_frozen) -> the state after the optimizer's step, and means for the metrics.
+    """
+
+    accumulate: Any
+    apply: Any
+
+
+def make_programs(
     config: DecoderConfig,
     spec: LossSpec,
     optimizer: optax.GradientTransformation,
@@ -217,27 +229,9 @@ def make_update(
     value_optimizer: optax.GradientTransformation | None = None,
     remat: bool = False,
     adapter_scale: float = 1.0,
-    device: FairLock | None = None,
-) -> Callable[..., tuple[TrainState, dict[str, float]]]:
-    """A function that takes one optimizer step on a list of micro-batches, and says what it saw.
-
-    The gradient is that of the loss over the whole list, whatever its split:
-
-        sum over micro-batches of d(sum of losses) / sum over micro-batches of denominators (`rl.aggregate`)
-
-    The function takes (state, micro_batches, *, policy_frozen=False, base=None). With `policy_frozen` the step is the
-    value model's alone. With `base` the state's parameters are adapters of these weights, which are read and kept.
-
-    Args:
-        shardings: a NamedSharding in the place of each array of the state, where it stays; or each placement that XLA
-            chooses for a result is compiled for anew. None leaves it to XLA.
-        value_optimizer: for a state that holds a value model.
-        remat: as in `loss_sums`.
-        adapter_scale: of `models.lora.attach`, for a state of adapters.
-        device: held for each micro-batch and for the step, until they are done; None where nothing else runs.
-    """
-    weight_shardings = None if shardings is None else _weights(shardings)
-    device = device or FairLock()
+) -> Programs:
+    """The parts of `make_update`, with its arguments, for whoever compiles them ahead of time."""
+    weight_shardings = None if shardings is None else weights_of(shardings)
 
     @functools.partial(
         jax.jit, donate_argnums=(1,), out_shardings=None if shardings is None else (weight_shardings, None)
@@ -280,6 +274,45 @@ def make_update(
             means |= {"value_grad_norm": optax.tree.norm(value_grads)}
         return TrainState(params, opt_state, state.updates + 1, critic), means
 
+    return Programs(accumulate, apply)
+
+
+def make_update(
+    config: DecoderConfig,
+    spec: LossSpec,
+    optimizer: optax.GradientTransformation,
+    shardings: TrainState | None = None,
+    *,
+    value_optimizer: optax.GradientTransformation | None = None,
+    remat: bool = False,
+    adapter_scale: float = 1.0,
+    device: FairLock | None = None,
+) -> Callable[..., tuple[TrainState, dict[str, float]]]:
+    """A function that takes one optimizer step on a list of micro-batches, and says what it saw.
+
+    The gradient is that of the loss over the whole list, whatever its split:
+
+        sum over micro-batches of d(sum of losses) / sum over micro-batches of denominators (`rl.aggregate`)
+
+    The function takes (state, micro_batches, *, policy_frozen=False, base=None). With `policy_frozen` the step is the
+    value model's alone. With `base` the state's parameters are adapters of these weights, which are read and kept.
+
+    Args:
+        shardings: a NamedSharding in the place of each array of the state, where it stays; or each placement that XLA
+            chooses for a result is compiled for anew. None leaves it to XLA.
+        value_optimizer: for a state that holds a value model.
+        remat: as in `loss_sums`.
+        adapter_scale: of `models.lora.attach`, for a state of adapters.
+        device: held for each micro-batch and for the step, until they are done; None where nothing else runs.
+    """
+    device = device or FairLock()
+    options: dict[str, Any] = {
+        "value_optimizer": value_optimizer,
+        "remat": remat,
+        "adapter_scale": adapter_scale,
+    }
+    accumulate, apply = make_programs(config, spec, optimizer, shardings, **options)
+
     def update(
         state: TrainState, micro_batches: Sequence[Rows], *, policy_frozen: bool = False, base: Params | None = None
     ) -> tuple[TrainState, dict[str, float]]:
@@ -293,8 +326,7 @@ def make_update(
                 "expected a value model and an optimizer for it, or neither, got one of the two; "
                 "give both to init_state and make_update"
             )
-        weights = _weights(state)
-        sums: Any = (jax.tree.map(jnp.zeros_like, weights), _no_metrics(spec, has_critic=state.critic is not None))
+        weights, sums = weights_of(state), no_sums(spec, state)
         for rows in micro_batches:
             with device:
                 sums = jax.block_until_ready(accumulate(weights, sums, rows, base))
@@ -307,12 +339,14 @@ def make_update(
     return update
 
 
-def _weights(state: TrainState) -> tuple[Any, Any]:
+def weights_of(state: TrainState) -> tuple[Any, Any]:
     """What is differentiated: the policy's parameters, and the value model's or None."""
     return state.params, None if state.critic is None else state.critic.params
 
 
-def _no_metrics(spec: LossSpec, *, has_critic: bool) -> Metrics:
+def no_sums(spec: LossSpec, state: TrainState) -> tuple[Any, Metrics]:
+    """The sums before the first micro-batch: of gradients, and for the metrics."""
     names = ["loss", "denominator", "tokens", "entropy", "ratio_mean", "clipped_share", "approx_kl", "ratio_max"]
-    names += ["reference_kl"] * spec.has_reference + ["value_loss"] * has_critic
-    return {name: jnp.zeros(()) for name in names} | {"ratio_counts": jnp.zeros(2 * BINS_PER_SIDE + 1)}
+    names += ["reference_kl"] * spec.has_reference + ["value_loss"] * (state.critic is not None)
+    metrics = {name: jnp.zeros(()) for name in names} | {"ratio_counts": jnp.zeros(2 * BINS_PER_SIDE + 1)}
+    return jax.tree.map(jnp.zeros_like, weights_of(state)), metrics

@@ -41,7 +41,7 @@ def test_blocks_equal_one_look_with_all_gradients(block, window, has_sink):
     want, pull_whole = jax.vjp(whole, q, k, v, sink)
     np.testing.assert_allclose(got, want, atol=2e-6)
     grad = jnp.asarray(np.random.default_rng(1).normal(size=got.shape), jnp.float32)
-    for name, one, other in zip("q k v sink".split(), pull(grad), pull_whole(grad), strict=True):
+    for name, one, other in zip(["q", "k", "v", "sink"], pull(grad), pull_whole(grad), strict=True):
         np.testing.assert_allclose(one, other, atol=1e-5, err_msg=name)
     if has_sink:
         assert np.abs(pull(grad)[3]).max() > 1e-2
