@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 from flax import struct
+from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, Int
 
 from searchrl_jax.models.config import DecoderConfig
@@ -16,6 +17,10 @@ from searchrl_jax.ops.experts import choose, mix_experts
 from searchrl_jax.ops.linear import project
 from searchrl_jax.ops.norm import rms_norm
 from searchrl_jax.ops.rope import rotate
+from searchrl_jax.parallel.rules import spread
+
+# The axes of the residual stream on a mesh: between the halves of a layer a row's tokens are shared out, too.
+STREAM = ("rows", "tokens", None)
 
 
 @struct.dataclass
@@ -63,11 +68,12 @@ class Block(nn.Module):
 
     config: DecoderConfig
     place: int = 0
+    mesh: Mesh | None = None
 
     @nn.compact
     def __call__(self, x: Float[Array, "B T D"], past: Past, shared: Shared) -> tuple[Array, dict[str, Array]]:
         cfg = self.config
-        h = RMSNorm(cfg.norm_epsilon, name="attention_norm")(x)
+        h = self._whole_rows(RMSNorm(cfg.norm_epsilon, name="attention_norm")(x))
         mix = self._attention if cfg.period[self.place].kind == "attention" else self._delta
         mixed, new = mix(h, past, shared)
         out_scale = (2 * cfg.num_layers) ** -0.5
@@ -79,16 +85,19 @@ class Block(nn.Module):
             mixed = self._with_bias("o_bias", mixed, 1)
         if cfg.is_gemma:
             mixed = RMSNorm(cfg.norm_epsilon, name="attention_post_norm")(mixed)
-        x = x + mixed
+        x = spread(x + mixed, self.mesh, STREAM)
 
-        h = RMSNorm(cfg.norm_epsilon, name="mlp_norm")(x)
+        h = self._whole_rows(RMSNorm(cfg.norm_epsilon, name="mlp_norm")(x))
         made = self._feed_forward(h, out_scale) if cfg.experts is None else self._experts(h, out_scale)
         if not cfg.is_gemma:
-            return x + made, new
+            return spread(x + made, self.mesh, STREAM), new
         x = x + RMSNorm(cfg.norm_epsilon, name="mlp_post_norm")(made)
         # A buffer of the checkpoint, not a weight: nothing trains it.
         scale = jax.lax.stop_gradient(self.param("layer_scale", nn.initializers.ones, ()))
-        return x * scale.astype(x.dtype), new
+        return spread(x * scale.astype(x.dtype), self.mesh, STREAM), new
+
+    def _whole_rows(self, h: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
+        return spread(h, self.mesh, ("rows", None, None))
 
     def _attention(self, h: Float[Array, "B T D"], past: Past, shared: Shared) -> tuple[Array, dict[str, Array]]:
         """What the heads read, [B, T, N * H]."""

@@ -25,13 +25,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
+from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, Int
 
-from searchrl_jax.models.block import Block, Past, RMSNorm, Shared
+from searchrl_jax.models.block import STREAM, Block, Past, RMSNorm, Shared
 from searchrl_jax.models.cache import Cache, Entries, Stage, empty_states
 from searchrl_jax.models.config import DecoderConfig, Layer
 from searchrl_jax.ops.convolution import convolution_state
 from searchrl_jax.ops.rope import rotary_tables
+from searchrl_jax.parallel.rules import spread
 
 Params = dict[str, Any]
 New = tuple[dict[str, Array], ...]
@@ -41,12 +43,13 @@ class Period(nn.Module):
     """The layers of a pattern, one after the other."""
 
     config: DecoderConfig
+    mesh: Mesh | None = None
 
     @nn.compact
     def __call__(self, x: Float[Array, "B T D"], pasts: tuple[Past, ...], shared: Shared) -> tuple[Array, New]:
         added = []
         for place, past in enumerate(pasts):
-            x, new = Block(self.config, place, name=str(place))(x, past, shared)
+            x, new = Block(self.config, place, self.mesh, name=str(place))(x, past, shared)
             added.append(new)
         return x, tuple(added)
 
@@ -54,11 +57,13 @@ class Period(nn.Module):
 class Decoder(nn.Module):
     """Token embedding, the scanned blocks and the final norm. `unembed` gives logits, with the embedding if it is tied.
 
-    With `remat`, a block's activations are computed again in the backward pass in place of being kept.
+    With `remat`, a block's activations are computed again in the backward pass in place of being kept. With `mesh`,
+    rows and their tokens are spread over it.
     """
 
     config: DecoderConfig
     remat: bool = False
+    mesh: Mesh | None = None
 
     def setup(self) -> None:
         cfg = self.config
@@ -79,7 +84,7 @@ class Decoder(nn.Module):
             out_axes=0,
             length=cfg.num_periods,
             unroll=cfg.num_periods if cfg.is_unrolled else 1,
-        )(cfg)
+        )(cfg, mesh=self.mesh)
         self.final_norm = RMSNorm(cfg.norm_epsilon)
 
     def __call__(
@@ -99,7 +104,7 @@ class Decoder(nn.Module):
             )
             for layer in cfg.period
         )
-        x = jnp.take(self.embedding, tokens, axis=0)
+        x = spread(jnp.take(self.embedding, tokens, axis=0), self.mesh, STREAM)
         if cfg.is_gemma:
             x = x * jnp.asarray(cfg.model_dim**0.5, x.dtype)
         shared = Shared(masks, key_positions, positions, is_real, tables, segment_ids)
@@ -168,6 +173,7 @@ def forward(
     segment_ids: Int[Array, "B L"],
     *,
     remat: bool = False,
+    mesh: Mesh | None = None,
 ) -> Float[Array, "B L D"]:
     """Hidden states of training rows; several trajectories may share a row, told apart by `segment_ids`.
 
@@ -175,9 +181,12 @@ def forward(
         positions: each token's place in its own trajectory, from 0.
         segment_ids: the trajectory of each token; padding has an id of its own (0).
         remat: compute a block's activations again in the backward pass in place of keeping them.
+        mesh: that the rows lie on; None for one device.
     """
     pasts = _no_past(config, tokens.shape[0])
-    hidden, _ = Decoder(config, remat).apply(_variables(params), tokens, positions, pasts, segment_ids=segment_ids)
+    hidden, _ = Decoder(config, remat, mesh).apply(
+        _variables(params), tokens, positions, pasts, segment_ids=segment_ids
+    )
     return hidden
 
 

@@ -13,6 +13,7 @@ Logical = tuple[str | None, ...]
 # Parameters are split over fsdp along the model width, and over tensor along what is wide in the middle of a product.
 RULES: Mapping[str, tuple[str, ...]] = {
     "rows": ("data", "fsdp"),
+    "tokens": ("tensor",),
     "embed": ("fsdp",),
     "vocab": ("tensor",),
     "heads": ("tensor",),
@@ -91,6 +92,21 @@ def tree_shardings(
 def _name(path: tuple) -> str:
     keys = [str(key.key) for key in path if isinstance(key, DictKey) and not str(key.key).isdigit()]
     return "/".join(keys or [key.name for key in path if isinstance(key, GetAttrKey)])
+
+
+def spread(x: jax.Array, mesh: Mesh | None, logical: Logical) -> jax.Array:
+    """`x` inside a jitted function, kept where its logical axes say; as it is on one device.
+
+    XLA propagates placements from the parameters, and would otherwise split the model width of a long row's activations
+    over fsdp, with all rows on every device. An axis that its mesh axes don't divide stays whole.
+    """
+    if mesh is None or mesh.size == 1:
+        return x
+    fits = [
+        name if name and size % math.prod(mesh.shape[axis] for axis in RULES[name]) == 0 else None
+        for name, size in zip(logical, x.shape, strict=True)
+    ]
+    return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, partition_spec(tuple(fits))))
 
 
 def row_sharding(mesh: Mesh) -> NamedSharding:

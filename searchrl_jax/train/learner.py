@@ -150,7 +150,7 @@ class Learner:
             adapter_scale=self._scale,
             device=self._device,
         )
-        self._score = make_score(model, spec)
+        self._score = make_score(model, spec, mesh)
 
     @property
     def params(self) -> Params:

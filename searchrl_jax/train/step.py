@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int
 
 from searchrl_jax.core.fair_lock import FairLock
@@ -17,6 +18,7 @@ from searchrl_jax.models.decoder import Params, forward, unembed
 from searchrl_jax.models.lora import attach
 from searchrl_jax.models.value import estimate
 from searchrl_jax.ops.sampling import processed_log_probs
+from searchrl_jax.parallel.rules import spread
 from searchrl_jax.rl.aggregate import aggregate
 from searchrl_jax.rl.diagnostics import BINS_PER_SIDE, diagnostics, ratio_counts, ratio_quantile
 from searchrl_jax.rl.losses import DEFAULT_BOUNDS, LOSSES, value_loss
@@ -86,9 +88,12 @@ def action_log_probs(
     return _log_probs(config, params, _predicting(config, params, rows), rows, temperature, top_p)
 
 
-def _predicting(config: DecoderConfig, params: Params, rows: Rows, *, remat: bool = False) -> Float[Array, "B A D"]:
+def _predicting(
+    config: DecoderConfig, params: Params, rows: Rows, *, remat: bool = False, mesh: Mesh | None = None
+) -> Float[Array, "B A D"]:
     """The hidden state before each action token: of all that the policy knew when it chose."""
-    hidden = forward(config, params, rows.token_ids, rows.positions, rows.segment_ids, remat=remat)
+    hidden = forward(config, params, rows.token_ids, rows.positions, rows.segment_ids, remat=remat, mesh=mesh)
+    hidden = spread(hidden, mesh, ("rows", None, None))
     return jnp.take_along_axis(hidden, rows.target[..., None] - 1, axis=1)
 
 
@@ -132,14 +137,16 @@ def loss_sums(
     value_params: Params | None = None,
     *,
     remat: bool = False,
+    mesh: Mesh | None = None,
 ) -> tuple[Float[Array, ""], Metrics]:
     """Sum of the loss over the action tokens of a micro-batch (not divided), and sums for the metrics.
 
     Args:
         value_params: of the value model; its loss is then part of the sum.
         remat: compute each block's activations again in the backward pass in place of keeping them.
+        mesh: that the rows lie on; None for one device.
     """
-    predicting = _predicting(config, params, rows, remat=remat)
+    predicting = _predicting(config, params, rows, remat=remat, mesh=mesh)
     logprob, entropy = _log_probs(config, params, predicting, rows, spec.temperature, spec.top_p)
     if spec.name == "cross_entropy":
         per_token = jnp.where(rows.is_action, -logprob, 0.0)
@@ -193,14 +200,14 @@ def _scaled_gradient(x: Float[Array, "... D"], scale: float) -> Float[Array, "..
 
 
 def make_score(
-    config: DecoderConfig, spec: LossSpec
+    config: DecoderConfig, spec: LossSpec, mesh: Mesh | None = None
 ) -> Callable[[Params, Params | None, Rows], tuple[Float[Array, "B A"], Float[Array, "B A"]]]:
     """A function of (parameters, the value model's or None, rows): log-probability of each action token, and the value
     before it (0 without a value model)."""
 
     @jax.jit
     def score(params: Params, value_params: Params | None, rows: Rows) -> tuple[Array, Array]:
-        predicting = _predicting(config, params, rows)
+        predicting = _predicting(config, params, rows, mesh=mesh)
         logprob, _ = _log_probs(config, params, predicting, rows, spec.temperature, spec.top_p)
         value = jnp.zeros_like(logprob) if value_params is None else estimate(value_params, predicting)
         return logprob, value
@@ -232,6 +239,7 @@ def make_programs(
 ) -> Programs:
     """The parts of `make_update`, with its arguments, for whoever compiles them ahead of time."""
     weight_shardings = None if shardings is None else weights_of(shardings)
+    mesh: Mesh | None = None if shardings is None else jax.tree.leaves(shardings)[0].mesh
 
     @functools.partial(
         jax.jit, donate_argnums=(1,), out_shardings=None if shardings is None else (weight_shardings, None)
@@ -239,7 +247,7 @@ def make_programs(
     def accumulate(weights: Any, sums: tuple[Any, Metrics], rows: Rows, base: Params | None) -> tuple[Any, Metrics]:
         def loss(weights: Any) -> tuple[Array, Metrics]:
             params = weights[0] if base is None else attach(base, weights[0], adapter_scale)
-            return loss_sums(config, spec, params, rows, weights[1], remat=remat)
+            return loss_sums(config, spec, params, rows, weights[1], remat=remat, mesh=mesh)
 
         (_, metrics), grads = jax.value_and_grad(loss, has_aux=True)(weights)
         grad_sum, metric_sum = sums
