@@ -39,9 +39,9 @@ from searchrl_jax.models.hf.smollm2 import smollm2_path
 HUB = "hf://HuggingFaceTB/SmolLM2-135M-Instruct"
 # The service's models and their learning rates.
 PUBLISHED = {
-    "qwen3.6-27b": (ModelConfig(path="hf://Qwen/Qwen3.6-27B", dialect="qwen3_6"), 4e-5),
-    "gpt-oss-20b": (ModelConfig(path="hf://openai/gpt-oss-20b", dialect="harmony"), 1e-5),
-    "gemma-4-31b": (ModelConfig(path="hf://google/gemma-4-31B-it", dialect="gemma4"), 1e-5),
+    "qwen3.6-27b": (ModelConfig(path="hf://Qwen/Qwen3.6-27B", dialect="qwen3_6", dtype="bfloat16"), 4e-5),
+    "gpt-oss-20b": (ModelConfig(path="hf://openai/gpt-oss-20b", dialect="harmony", dtype="bfloat16"), 1e-5),
+    "gemma-4-31b": (ModelConfig(path="hf://google/gemma-4-31B-it", dialect="gemma4", dtype="bfloat16"), 1e-5),
 }
 
 
@@ -132,7 +132,8 @@ def _published(scale: str) -> Experiment:
         scale=scale,
         rl=RLConfig(advantage_normalization=True),
         val=ValConfig(temperatures=(0.0,)),
-        optimizer=OptimizerConfig(learning_rate=learning_rate),
+        # Of 27 billion parameters neither activations nor float32 weights fit beside the rest.
+        optimizer=OptimizerConfig(learning_rate=learning_rate, remat=True),
         lora=LoraConfig(lora_rank=32, lora_alpha=64),
         model=model,
     )

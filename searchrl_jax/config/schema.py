@@ -23,7 +23,8 @@ class BatchConfig(Checked):
     group_size: int = field(default=8, metadata=within(1))
     """Rollouts per prompt; the group is the baseline of its members, so a group of one has no advantage."""
     micro_batch_rows: int = field(default=1, metadata=within(1))
-    """Training rows, each as long as the longest episode may be, that one gradient computation takes."""
+    """Training rows, each as long as the longest episode may be, that one gradient computation takes; rounded up to the
+    same number on all devices that share rows."""
 
 
 @dataclass(frozen=True)
@@ -392,6 +393,8 @@ class ModelConfig(Checked):
     """Base of the rotary embedding's wavelengths."""
     conv_width: int = field(default=4, metadata=within(0))
     """Taps of the causal convolution on what keys are made of; 0 for none."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Of the weights, activations and caches; bfloat16 is for a frozen base with adapters, which stay float32."""
 
     def check(self) -> None:
         """A checkpoint has its own shape and dialect. Heads share out evenly, and their size is even."""
@@ -403,7 +406,7 @@ class ModelConfig(Checked):
             )
         for each in dataclasses.fields(self):
             value = getattr(self, each.name)
-            if self.path and each.name not in ("path", "dialect") and value != each.default:
+            if self.path and each.name not in ("path", "dialect", "dtype") and value != each.default:
                 raise ValueError(
                     f"model.{each.name}: expected {each.default} with a checkpoint, which has a shape of its own, got "
                     f"{value}; leave it out, or choose a scale that sets none, such as pretrained"
@@ -529,12 +532,18 @@ class Experiment(Checked):
     mesh: MeshConfig = field(default_factory=MeshConfig)
 
     def check(self) -> None:
-        """A group has rollouts to compare. A batch is filled up by playing on, which those ahead do not wait for."""
+        """A group has rollouts to compare. A batch is filled up by playing on, which those ahead do not wait for. What
+        is trained is float32."""
         method = self.rl.advantage_method
         if self.batch.group_size == 1 and method not in ("monte_carlo", "reinforce_pp", "gae"):
             raise ValueError(
                 f"batch.group_size: expected at least 2 with rl.advantage_method={method}, which learns from how the "
                 "rollouts of one task differ, got 1; raise it, or choose monte_carlo, reinforce_pp or gae"
+            )
+        if self.model.dtype == "bfloat16" and (self.warmup.steps or self.warmup.path or not self.lora.lora_rank):
+            raise ValueError(
+                "model.dtype: expected float32 where the base itself is trained, got bfloat16, which rounds small "
+                "steps off; set warmup.steps=0 and lora.lora_rank above 0, or model.dtype=float32"
             )
         bound = self.rollout.max_steps_off_policy
         if self.rl.refill_groups and bound:

@@ -119,6 +119,9 @@ class Block(nn.Module):
         if cfg.is_gemma:
             v = rms_norm(v, jnp.ones(layer.head_dim), epsilon=cfg.norm_epsilon)
         q, k = rotate(q, *shared.tables[self.place]), rotate(k, *shared.tables[self.place])
+        # Heads are shared out, never the tokens that a head looks through.
+        q = spread(q, self.mesh, ("rows", None, "heads", None))
+        k, v = (spread(y, self.mesh, ("rows", None, "kv_heads", None)) for y in (k, v))
         k_BKTH = k.transpose(0, 2, 1, 3)
         v_BKTH = v.transpose(0, 2, 1, 3)
         sink = self.param("sink", nn.initializers.normal(1.0), (cfg.num_heads,)) if cfg.has_sinks else None
@@ -133,6 +136,7 @@ class Block(nn.Module):
             mixed = attend(q, blocks, scale=scale, sink=sink)
         else:
             mixed = attend_causally(q, k_BKTH, v_BKTH, shared.segment_ids, window=layer.window, scale=scale, sink=sink)
+        mixed = spread(mixed, self.mesh, ("rows", None, "heads", None))
         if cfg.has_output_gate:
             mixed = mixed * jax.nn.sigmoid(self._projected("output_gate", h, cfg.num_heads, layer.head_dim))
         return mixed.reshape(*h.shape[:2], -1), {"k": k_BKTH, "v": v_BKTH, "conv_input": h, "state": past.state}
@@ -165,6 +169,7 @@ class Block(nn.Module):
         q, k, v = (y.reshape(part.shape).astype(jnp.float32) for y, part in zip(flat, parts, strict=True))
         q = jnp.repeat(l2_normalised(q) * heads.key_dim**-0.5, group, axis=2)
         k = jnp.repeat(l2_normalised(k), group, axis=2)
+        q, k, v = (spread(y, self.mesh, ("rows", None, "heads", None)) for y in (q, k, v))
 
         dense = nn.initializers.normal(self.config.model_dim**-0.5)
         beta = jax.nn.sigmoid(project(h, self.param("beta", dense, (h.shape[-1], N))).astype(jnp.float32))
@@ -181,6 +186,7 @@ class Block(nn.Module):
         else:
             one = jnp.zeros((B, T), jnp.int32) if shared.segment_ids is None else shared.segment_ids
             mixed, state = delta_chunks(q, k, v, log_decay, beta, past.state, one)
+        mixed = spread(mixed, self.mesh, ("rows", None, "heads", None))
         gate = self._projected("output_gate", h, N, heads.value_dim)
         mixed = RMSNorm(self.config.norm_epsilon, name="output_norm")(mixed.astype(h.dtype)) * jax.nn.silu(gate)
         none = jnp.zeros((B, 0, T, 0), h.dtype)

@@ -7,7 +7,15 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+BLOCK = 512
 NOTHING = -1e30  # the score of a key that must not be read
+
+
+def blocks_read(length: int, window: int | None = None, block: int = BLOCK) -> float:
+    """How many key blocks a query block of a row of `length` tokens looks at, on average."""
+    count = -(-length // block)
+    first = [0 if window is None else max(i * block + 1 - window, 0) // block for i in range(count)]
+    return sum(i + 1 - start for i, start in enumerate(first)) / count
 
 
 def attend_in_blocks(
@@ -16,7 +24,7 @@ def attend_in_blocks(
     v: Float[Array, "B K T H"],
     segment_ids: Int[Array, "B T"],
     *,
-    block: int = 512,
+    block: int = BLOCK,
     window: int | None = None,
     scale: float | None = None,
     sink: Float[Array, " N"] | None = None,
@@ -93,8 +101,8 @@ def _backward(block: int, window: int | None, kept: tuple[Array, ...], grad: Arr
     def of_keys(grad_q: Array, j: Array) -> tuple[Array, tuple[Array, Array]]:
         k_j, v_j = (_part(x, j, block, 2) for x in (k, v))
 
-        def add(i: Array, state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
-            grad_q, grad_k, grad_v = state
+        def add(after: Array, state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+            i, (grad_q, grad_k, grad_v) = j + after, state
             q_i, grad_i = (_part(x, i, block, 3) for x in (q, grad))
             score = _scores(block, window, q_i, k, segment_ids, i, j)
             weight = jnp.exp(score - _part(log_total, i, block, 3)[..., None])
@@ -107,7 +115,7 @@ def _backward(block: int, window: int | None, kept: tuple[Array, ...], grad: Arr
 
         last = count if window is None else jnp.minimum((j * block + block + window - 2) // block + 1, count)
         zeros = jnp.zeros(k_j.shape, jnp.float32)
-        grad_q, grad_k, grad_v = jax.lax.fori_loop(j, last, add, (grad_q, zeros, zeros))
+        grad_q, grad_k, grad_v = jax.lax.fori_loop(0, last - j, add, (grad_q, zeros, zeros))
         return grad_q, (grad_k.astype(k.dtype), grad_v.astype(v.dtype))
 
     grad_q, (grad_k, grad_v) = jax.lax.scan(of_keys, jnp.zeros(q.shape, jnp.float32), jnp.arange(count))

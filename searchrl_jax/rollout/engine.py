@@ -110,6 +110,7 @@ class Engine:
         stop_ids: Sequence[int],
         run_key: Key[Array, ""],
         cache_sharding: Any = None,
+        dtype: Any = jnp.float32,
     ) -> None:
         """An engine with empty slots.
 
@@ -117,9 +118,10 @@ class Engine:
             stop_ids: the tokens that end a turn.
             run_key: all sampling follows from it, a trajectory's uid and a token's position.
             cache_sharding: a `Cache` with a NamedSharding in the place of each array; None for one device.
+            dtype: of what the cache holds; that of the activations.
         """
         self.config, self.shapes, self.stop_ids, self.run_key = config, shapes, tuple(stop_ids), run_key
-        self.cache = init_cache(config, shapes.slots, shapes.cache_length)
+        self.cache = init_cache(config, shapes.slots, shapes.cache_length, dtype)
         if cache_sharding is not None:
             self.cache = jax.device_put(self.cache, cache_sharding)
         self.ids: list[list[int]] = [[] for _ in range(shapes.slots)]

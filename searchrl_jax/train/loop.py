@@ -149,6 +149,7 @@ class _Run:
             self.work.dialect.stop_ids,
             named_key(experiment.seed, "rollout"),
             tree_shardings(self.mesh, cache, CACHE_AXES),
+            dtype=jnp.dtype(experiment.model.dtype),
         )
         cap = experiment.val.sampling_max_tokens or limits.max_tokens_per_turn
         val_env = self.work.env.with_limits(replace(limits, max_tokens_per_turn=cap))
@@ -206,16 +207,17 @@ class _Run:
             raise _interrupted(self.stop.reason)
 
     def _beginning(self) -> Params:
-        """The parameters that all training begins with, float32 as all that is computed with them."""
-        path = self.experiment.model.path
+        """The parameters that all training begins with, of the dtype that all is computed in."""
+        path, dtype = self.experiment.model.path, jnp.dtype(self.experiment.model.dtype)
         if not path:
-            return init_params(self.work.model, named_key(self.experiment.seed, "init"))
+            params = init_params(self.work.model, named_key(self.experiment.seed, "init"))
+            return jax.tree.map(lambda x: x.astype(dtype), params)
         print(f"reading the weights of {path}", flush=True)
         try:
             _, params = load_pretrained(path, self.mesh)
         except ValueError as error:
             raise SetupError(str(error)) from error
-        return jax.tree.map(lambda x: x.astype(jnp.float32), params)
+        return jax.tree.map(lambda x: x.astype(dtype), params)
 
     # ------------------------------------------------------------------ behaviour cloning
 
@@ -223,6 +225,9 @@ class _Run:
         """The base agent's parameters."""
         experiment, config, work = self.experiment, self.experiment.warmup, self.work
         params = self._beginning()
+        if not config.steps and not config.path:
+            self.seconds["warmup"] = 0.0
+            return jax.device_put(params, self._shardings(params))
         count = sum(x.size for x in jax.tree.leaves(params))
         optimizer = make_warmup_optimizer(config)
         state = init_state(params, optimizer)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from searchrl_jax.config.schema import Experiment
+from searchrl_jax.config.schema import Experiment, ModelConfig
 from searchrl_jax.data import collection, pydocs
 from searchrl_jax.data.schema import Document, Task
 from searchrl_jax.env import Limits, RewardSpec, SearchEnv
@@ -130,8 +130,13 @@ def _policy(
         train_tokenizer(texts, model.vocab_size, call_scaffolds(tools), common).save(partial)
         os.replace(partial, path)
     tokenizer = Tokenizer.load(path)
-    shape = DecoderConfig(
-        vocab_size=tokenizer.vocab_size,
+    return shape_of(model, tokenizer.vocab_size), HermesDialect(tokenizer)
+
+
+def shape_of(model: ModelConfig, vocab_size: int) -> DecoderConfig:
+    """The decoder of a configuration without a checkpoint, over a tokenizer of `vocab_size` entries."""
+    return DecoderConfig(
+        vocab_size=vocab_size,
         num_layers=model.num_layers,
         model_dim=model.model_dim,
         ff_dim=model.ff_dim,
@@ -141,7 +146,6 @@ def _policy(
         rope_theta=model.rope_theta,
         conv_width=model.conv_width,
     )
-    return shape, HermesDialect(tokenizer)
 
 
 def _claim_data(path: Path, documents: Sequence[Document], tasks: Mapping[str, Sequence[Task]]) -> None:

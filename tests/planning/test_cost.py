@@ -1,0 +1,159 @@
+"""Operations, bytes and traffic of compiled programs, counted from their text, against hand-counted ones."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from searchrl_jax.planning.cost import cost_of, group_size, largest_temporaries, trip_count
+from searchrl_jax.planning.hlo import parse
+
+# As a TPU's compiler writes it, without what nobody reads. The loop runs 6 times; each time a fusion reads one of 6
+# layers, a gather brings the other half of it, a product follows, and the result goes to its place in the stack.
+LOOP = """HloModule jit_f, is_scheduled=true
+
+%take (param_0: bf16[6,512,512], param_1: s32[]) -> bf16[1,512,512] {
+  %param_0 = bf16[6,512,512]{2,1,0:T(8,128)(2,1)} parameter(0)
+  %param_1 = s32[]{:T(128)S(6)} parameter(1)
+  %zero = s32[]{:T(128)} constant(0)
+  ROOT %slice = bf16[1,512,512]{2,1,0:T(8,128)(2,1)} dynamic-slice(%param_0, %param_1, %zero, %zero), \
+dynamic_slice_sizes={1,512,512}, metadata={op_name="jit(f)/while/body/dynamic_slice"}
+}
+
+%again (param_0: bf16[6,512,512], param_1: s32[]) -> bf16[1,512,512] {
+  %param_0 = bf16[6,512,512]{2,1,0:T(8,128)(2,1)} parameter(0)
+  %param_1 = s32[]{:T(128)} parameter(1)
+  ROOT %inner = bf16[1,512,512]{2,1,0:T(8,128)(2,1)} fusion(%param_0, %param_1), kind=kLoop, calls=%take
+}
+
+%multiply (param_0: bf16[128,512], param_1: bf16[1,1024,512], param_2: bf16[6,128,1024], param_3: s32[]) -> bf16[6,128,1024] {
+  %param_0 = bf16[128,512]{1,0:T(8,128)(2,1)S(1)} parameter(0)
+  %param_1 = bf16[1,1024,512]{2,1,0:T(8,128)(2,1)} parameter(1)
+  %flat = bf16[1024,512]{1,0:T(8,128)(2,1)} bitcast(%param_1)
+  %product = bf16[128,1024]{1,0:T(8,128)(2,1)} convolution(%param_0, %flat), dim_labels=bf_oi->bf
+  %param_2 = bf16[6,128,1024]{2,1,0:T(8,128)(2,1)} parameter(2)
+  %param_3 = s32[]{:T(128)} parameter(3)
+  %zero = s32[]{:T(128)} constant(0)
+  %one = bf16[1,128,1024]{2,1,0:T(8,128)(2,1)} bitcast(%product)
+  ROOT %put = bf16[6,128,1024]{2,1,0:T(8,128)(2,1)} dynamic-update-slice(%param_2, %one, %param_3, %zero, %zero)
+}
+
+%body (state: (s32[], bf16[6,512,512], bf16[6,128,1024])) -> (s32[], bf16[6,512,512], bf16[6,128,1024]) {
+  %state = (s32[]{:T(128)}, bf16[6,512,512]{2,1,0:T(8,128)(2,1)}, /*index=2*/bf16[6,128,1024]{2,1,0:T(8,128)(2,1)}) parameter(0)
+  %i = s32[]{:T(128)} get-tuple-element(%state), index=0
+  %w = bf16[6,512,512]{2,1,0:T(8,128)(2,1)} get-tuple-element(%state), index=1
+  %stack = bf16[6,128,1024]{2,1,0:T(8,128)(2,1)} get-tuple-element(%state), index=2
+  %x = bf16[128,512]{1,0:T(8,128)(2,1)S(1)} custom-call(), custom_call_target="AllocateBuffer"
+  %layer = bf16[1,512,512]{2,1,0:T(8,128)(2,1)} fusion(%w, %i), kind=kLoop, calls=%again
+  %whole = bf16[1,1024,512]{2,1,0:T(8,128)(2,1)} all-gather(%layer), channel_id=1, replica_groups=[2,2]<=[4], dimensions={1}
+  %out = bf16[6,128,1024]{2,1,0:T(8,128)(2,1)} fusion(%x, %whole, %stack, %i), kind=kOutput, calls=%multiply, \
+metadata={op_name="jit(f)/while/body/dot_general"}
+  ROOT %next = (s32[]{:T(128)}, bf16[6,512,512]{2,1,0:T(8,128)(2,1)}, bf16[6,128,1024]{2,1,0:T(8,128)(2,1)}) tuple(%i, %w, %out)
+}
+
+%condition (state: (s32[], bf16[6,512,512], bf16[6,128,1024])) -> pred[] {
+  %limit = s32[]{:T(128)} constant(6)
+  %state = (s32[]{:T(128)}, bf16[6,512,512]{2,1,0:T(8,128)(2,1)}, bf16[6,128,1024]{2,1,0:T(8,128)(2,1)}) parameter(0)
+  %i = s32[]{:T(128)} get-tuple-element(%state), index=0
+  ROOT %less = pred[]{:T(512)} compare(%i, %limit), direction=LT
+}
+
+ENTRY %main (w: bf16[6,512,512], stack: bf16[6,128,1024]) -> bf16[6,128,1024] {
+  %w = bf16[6,512,512]{2,1,0:T(8,128)(2,1)} parameter(0)
+  %stack = bf16[6,128,1024]{2,1,0:T(8,128)(2,1)} parameter(1)
+  %zero = s32[]{:T(128)} constant(0)
+  %begin = (s32[]{:T(128)}, bf16[6,512,512]{2,1,0:T(8,128)(2,1)}, bf16[6,128,1024]{2,1,0:T(8,128)(2,1)}) tuple(%zero, %w, %stack)
+  %loop = (s32[]{:T(128)}, bf16[6,512,512]{2,1,0:T(8,128)(2,1)}, bf16[6,128,1024]{2,1,0:T(8,128)(2,1)}) while(%begin), \
+condition=%condition, body=%body, metadata={op_name="jit(f)/layers/3/while"}
+  ROOT %result = bf16[6,128,1024]{2,1,0:T(8,128)(2,1)} get-tuple-element(%loop), index=2
+}
+"""
+LAYER, WHOLE, PLACE = 2 * 512 * 512, 2 * 1024 * 512, 2 * 128 * 1024  # bytes
+
+
+def test_a_loop_counts_as_often_as_it_runs_and_slices_count_as_slices():
+    cost = cost_of(parse(LOOP))
+    assert cost.flops == 6 * 2 * 128 * 512 * 1024
+    # Of 4 chips in groups of 2 each has half of the layer already.
+    assert cost.collective_bytes == {"all-gather": 6 * WHOLE / 2}
+    # A layer is read and written by the fusion (with a counter), read by the gather, and the whole written and read by
+    # the product, whose input lies in the chip's own memory and whose result is a part of the stack.
+    assert cost.hbm_bytes == 6 * (2 * LAYER + LAYER + 2 * WHOLE + PLACE + 4 + 4)
+
+
+def test_a_loop_without_a_constant_runs_as_often_as_the_caller_says():
+    text = LOOP.replace("constant(6)", "parameter(1)")
+    assert trip_count(parse(LOOP), "condition") == 6 and trip_count(parse(text), "condition") is None
+    once = cost_of(parse(text)).flops
+    assert cost_of(parse(text), open_trips=lambda where: 2.5 if "layers/3/" in where else 0).flops == 2.5 * once
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "result", "attributes", "products"),
+    [
+        ("f32[8,16]", "f32[16,32]", "f32[8,32]", "dim_labels=bf_io->bf", 8 * 32 * 16),
+        # A batch of 12 products, as a spatial dimension of which each output meets one element.
+        (
+            "f32[12,8,16]",
+            "f32[12,16,32]",
+            "f32[12,8,32]",
+            "window={size=12 stride=11 lhs_dilate=12}, dim_labels=0bf_0io->0bf",
+            12 * 8 * 32 * 16,
+        ),
+        (
+            "f32[5,12,8,16]",
+            "f32[5,12,16,32]",
+            "f32[5,12,8,32]",
+            "window={size=5x12 stride=4x11 lhs_dilate=5x12}, dim_labels=01bf_01io->01bf",
+            5 * 12 * 8 * 32 * 16,
+        ),
+        ("f32[8,2,16]", "f32[2,16,32]", "f32[8,1,32]", "window={size=2}, dim_labels=b0f_0io->b0f", 8 * 32 * 2 * 16),
+        # Taps outside of the input: 3 outputs of 2 taps on 2 elements.
+        (
+            "f32[4,2,16]",
+            "f32[2,32,16]",
+            "f32[4,3,32]",
+            "window={size=2 pad=1_1 rhs_reversal=1}, dim_labels=b0f_0oi->b0f",
+            4 * 32 * 16 * 4,
+        ),
+    ],
+)
+def test_products_that_a_tpu_writes_as_convolutions(left, right, result, attributes, products):
+    text = f"""ENTRY %main (a: {left}, b: {right}) -> {result} {{
+  %a = {left}{{0}} parameter(0)
+  %b = {right}{{0}} parameter(1)
+  ROOT %y = {result}{{0}} convolution(%a, %b), {attributes}
+}}"""
+    assert cost_of(parse(text)).flops == 2 * products
+
+
+def test_the_programs_of_this_machine_are_counted_too():
+    def f(w, x):
+        return jnp.sum(jax.lax.scan(lambda x, w: (jnp.tanh(x @ w), None), x, w)[0])
+
+    w, x = jax.ShapeDtypeStruct((7, 96, 96), jnp.float32), jax.ShapeDtypeStruct((160, 96), jnp.float32)
+    program = parse(jax.jit(jax.grad(f)).lower(w, x).compile().as_text())
+    # Forward, the gradient of the input and that of the weights.
+    assert cost_of(program).flops == pytest.approx(3 * 7 * 2 * 160 * 96 * 96)
+
+
+@pytest.mark.parametrize(
+    ("groups", "size"),
+    [
+        ("replica_groups={{0,1,2},{3,4,5}}", 3),
+        ("replica_groups=[2,8]<=[16]", 8),
+        ("replica_groups=[2,2]<=[2,2]T(1,0)", 2),
+        ("replica_groups=mesh['axis_0'=2,'axis_1'=4,'axis_2'=3] {'axis_1','axis_2'}", 12),
+    ],
+)
+def test_sizes_of_groups(groups, size):
+    assert group_size(f", channel_id=1, {groups}, dimensions={{1}}") == size
+
+
+def test_the_largest_temporary_is_named_with_its_place_in_the_model():
+    (shape, where), *_ = largest_temporaries(parse(LOOP))
+    assert str(shape) == "bf16[6,128,1024]" and where.op_name == "jit(f)/while/body/dot_general"
+
+
+def test_text_that_is_no_program_is_refused():
+    with pytest.raises(ValueError, match="ENTRY"):
+        parse("HloModule empty")
