@@ -1,5 +1,7 @@
 """Operations, bytes and traffic of compiled programs, counted from their text, against hand-counted ones."""
 
+from pathlib import Path
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -9,64 +11,7 @@ from searchrl_jax.planning.hlo import parse
 
 # As a TPU's compiler writes it, without what nobody reads. The loop runs 6 times; each time a fusion reads one of 6
 # layers, a gather brings the other half of it, a product follows, and the result goes to its place in the stack.
-LOOP = """HloModule jit_f, is_scheduled=true
-
-%take (param_0: bf16[6,512,512], param_1: s32[]) -> bf16[1,512,512] {
-  %param_0 = bf16[6,512,512]{2,1,0:T(8,128)(2,1)} parameter(0)
-  %param_1 = s32[]{:T(128)S(6)} parameter(1)
-  %zero = s32[]{:T(128)} constant(0)
-  ROOT %slice = bf16[1,512,512]{2,1,0:T(8,128)(2,1)} dynamic-slice(%param_0, %param_1, %zero, %zero), \
-dynamic_slice_sizes={1,512,512}, metadata={op_name="jit(f)/while/body/dynamic_slice"}
-}
-
-%again (param_0: bf16[6,512,512], param_1: s32[]) -> bf16[1,512,512] {
-  %param_0 = bf16[6,512,512]{2,1,0:T(8,128)(2,1)} parameter(0)
-  %param_1 = s32[]{:T(128)} parameter(1)
-  ROOT %inner = bf16[1,512,512]{2,1,0:T(8,128)(2,1)} fusion(%param_0, %param_1), kind=kLoop, calls=%take
-}
-
-%multiply (param_0: bf16[128,512], param_1: bf16[1,1024,512], param_2: bf16[6,128,1024], param_3: s32[]) -> bf16[6,128,1024] {
-  %param_0 = bf16[128,512]{1,0:T(8,128)(2,1)S(1)} parameter(0)
-  %param_1 = bf16[1,1024,512]{2,1,0:T(8,128)(2,1)} parameter(1)
-  %flat = bf16[1024,512]{1,0:T(8,128)(2,1)} bitcast(%param_1)
-  %product = bf16[128,1024]{1,0:T(8,128)(2,1)} convolution(%param_0, %flat), dim_labels=bf_oi->bf
-  %param_2 = bf16[6,128,1024]{2,1,0:T(8,128)(2,1)} parameter(2)
-  %param_3 = s32[]{:T(128)} parameter(3)
-  %zero = s32[]{:T(128)} constant(0)
-  %one = bf16[1,128,1024]{2,1,0:T(8,128)(2,1)} bitcast(%product)
-  ROOT %put = bf16[6,128,1024]{2,1,0:T(8,128)(2,1)} dynamic-update-slice(%param_2, %one, %param_3, %zero, %zero)
-}
-
-%body (state: (s32[], bf16[6,512,512], bf16[6,128,1024])) -> (s32[], bf16[6,512,512], bf16[6,128,1024]) {
-  %state = (s32[]{:T(128)}, bf16[6,512,512]{2,1,0:T(8,128)(2,1)}, /*index=2*/bf16[6,128,1024]{2,1,0:T(8,128)(2,1)}) parameter(0)
-  %i = s32[]{:T(128)} get-tuple-element(%state), index=0
-  %w = bf16[6,512,512]{2,1,0:T(8,128)(2,1)} get-tuple-element(%state), index=1
-  %stack = bf16[6,128,1024]{2,1,0:T(8,128)(2,1)} get-tuple-element(%state), index=2
-  %x = bf16[128,512]{1,0:T(8,128)(2,1)S(1)} custom-call(), custom_call_target="AllocateBuffer"
-  %layer = bf16[1,512,512]{2,1,0:T(8,128)(2,1)} fusion(%w, %i), kind=kLoop, calls=%again
-  %whole = bf16[1,1024,512]{2,1,0:T(8,128)(2,1)} all-gather(%layer), channel_id=1, replica_groups=[2,2]<=[4], dimensions={1}
-  %out = bf16[6,128,1024]{2,1,0:T(8,128)(2,1)} fusion(%x, %whole, %stack, %i), kind=kOutput, calls=%multiply, \
-metadata={op_name="jit(f)/while/body/dot_general"}
-  ROOT %next = (s32[]{:T(128)}, bf16[6,512,512]{2,1,0:T(8,128)(2,1)}, bf16[6,128,1024]{2,1,0:T(8,128)(2,1)}) tuple(%i, %w, %out)
-}
-
-%condition (state: (s32[], bf16[6,512,512], bf16[6,128,1024])) -> pred[] {
-  %limit = s32[]{:T(128)} constant(6)
-  %state = (s32[]{:T(128)}, bf16[6,512,512]{2,1,0:T(8,128)(2,1)}, bf16[6,128,1024]{2,1,0:T(8,128)(2,1)}) parameter(0)
-  %i = s32[]{:T(128)} get-tuple-element(%state), index=0
-  ROOT %less = pred[]{:T(512)} compare(%i, %limit), direction=LT
-}
-
-ENTRY %main (w: bf16[6,512,512], stack: bf16[6,128,1024]) -> bf16[6,128,1024] {
-  %w = bf16[6,512,512]{2,1,0:T(8,128)(2,1)} parameter(0)
-  %stack = bf16[6,128,1024]{2,1,0:T(8,128)(2,1)} parameter(1)
-  %zero = s32[]{:T(128)} constant(0)
-  %begin = (s32[]{:T(128)}, bf16[6,512,512]{2,1,0:T(8,128)(2,1)}, bf16[6,128,1024]{2,1,0:T(8,128)(2,1)}) tuple(%zero, %w, %stack)
-  %loop = (s32[]{:T(128)}, bf16[6,512,512]{2,1,0:T(8,128)(2,1)}, bf16[6,128,1024]{2,1,0:T(8,128)(2,1)}) while(%begin), \
-condition=%condition, body=%body, metadata={op_name="jit(f)/layers/3/while"}
-  ROOT %result = bf16[6,128,1024]{2,1,0:T(8,128)(2,1)} get-tuple-element(%loop), index=2
-}
-"""
+LOOP = (Path(__file__).parent / "loop.hlo.txt").read_text()
 LAYER, WHOLE, PLACE = 2 * 512 * 512, 2 * 1024 * 512, 2 * 128 * 1024  # bytes
 
 

@@ -14,7 +14,7 @@ from searchrl_jax.models.hf.published import DECODERS
 from searchrl_jax.ops.blockwise import blocks_read
 from searchrl_jax.planning.chips import CHIPS
 from searchrl_jax.planning.cost import Cost
-from searchrl_jax.planning.plan import Compiled, Plan, choose_mesh
+from searchrl_jax.planning.plan import Compiled, Plan
 from searchrl_jax.planning.report import bounds, report, verdict
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -91,12 +91,10 @@ def test_a_plan_that_does_not_fit_says_what_is_to_blame_and_what_to_change(plan,
 @pytest.mark.parametrize("window", [None, 1, 512, 513, 1024, 5000])
 def test_blocks_that_a_query_looks_at(window):
     length, block = 4000, 512
-    seen = [
-        len(
-            {s // block for t in range(i, min(i + block, length)) for s in range(t + 1) if not window or t - s < window}
-        )
-        for i in range(0, length, block)
-    ]
+    seen = []
+    for start in range(0, length, block):
+        queries = range(start, min(start + block, length))
+        seen.append(len({s // block for t in queries for s in range(t + 1) if not window or t - s < window}))
     assert blocks_read(length, window) == pytest.approx(np.mean(seen))
 
 
