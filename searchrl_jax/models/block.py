@@ -1,12 +1,13 @@
 """One layer of the decoder: a mixer of tokens, then a feed-forward layer or experts."""
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 from flax import struct
-from jax.sharding import Mesh
+from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Bool, Float, Int
 
 from searchrl_jax.models.config import DecoderConfig
@@ -17,7 +18,7 @@ from searchrl_jax.ops.experts import choose, mix_experts
 from searchrl_jax.ops.linear import project
 from searchrl_jax.ops.norm import rms_norm
 from searchrl_jax.ops.rope import rotate
-from searchrl_jax.parallel.rules import spread
+from searchrl_jax.parallel.rules import partition_spec, spread
 
 # The axes of the residual stream on a mesh: between the halves of a layer a row's tokens are shared out, too.
 STREAM = ("rows", "tokens", None)
@@ -206,30 +207,36 @@ class Block(nn.Module):
         assert experts is not None
         E, D, F = experts.count, cfg.model_dim, cfg.ff_dim
         dense, zeros = nn.initializers.normal(D**-0.5), nn.initializers.zeros
-        x = h.reshape(-1, D)
-        logits = project(x, self.param("router", dense, (D, E)))
+        logits = project(h, self.param("router", dense, (D, E)))
         w_gate = self.param("expert_gate", dense, (E, D, F))
         w_up = self.param("expert_up", dense, (E, D, F))
         w_down = self.param("expert_down", nn.initializers.normal(out_scale * F**-0.5), (E, F, D))
         biases: tuple[Array, ...] = ()
-        if experts.limit is not None:
+        limit = experts.limit
+        if limit is not None:
             logits = self._with_bias("router_bias", logits, 1)
             shapes = {"expert_gate_bias": (E, F), "expert_up_bias": (E, F), "expert_down_bias": (E, D)}
             biases = tuple(self.param(name, zeros, shape) for name, shape in shapes.items())
 
-        def expert(rows: Array, sizes: Array, of_row: Array) -> Array:
-            gate, up = (jax.lax.ragged_dot(rows, w.astype(rows.dtype), sizes) for w in (w_gate, w_up))
-            if experts.limit is None:
-                return jax.lax.ragged_dot(jax.nn.silu(gate) * up, w_down.astype(rows.dtype), sizes)
-            of_gate, of_up, of_down = (bias.astype(rows.dtype)[of_row] for bias in biases)
-            gate = jnp.minimum(gate + of_gate, experts.limit)
-            up = jnp.clip(up + of_up, -experts.limit, experts.limit)
-            # 1.702 makes it nearly GELU; the 1 lets the gate through where the input is 0.
-            inside = (up + 1) * gate * jax.nn.sigmoid(1.702 * gate)
-            return jax.lax.ragged_dot(inside, w_down.astype(rows.dtype), sizes) + of_down
+        def mixed(h: Array, weights: Array, index: Array, matrices: tuple, biases: tuple) -> Array:
+            w_gate, w_up, w_down = (w.astype(h.dtype) for w in matrices)
 
-        weights, index = choose(logits, experts.chosen)
-        return mix_experts(x, weights, index, E, expert).reshape(h.shape)
+            def expert(rows: Array, sizes: Array, of_row: Array) -> Array:
+                gate, up = (jax.lax.ragged_dot(rows, w, sizes) for w in (w_gate, w_up))
+                if limit is None:
+                    return jax.lax.ragged_dot(jax.nn.silu(gate) * up, w_down, sizes)
+                of_gate, of_up, of_down = (bias.astype(h.dtype)[of_row] for bias in biases)
+                gate, up = jnp.minimum(gate + of_gate, limit), jnp.clip(up + of_up, -limit, limit)
+                # 1.702 makes it nearly GELU; the 1 lets the gate through where the input is 0.
+                inside = (up + 1) * gate * jax.nn.sigmoid(1.702 * gate)
+                return jax.lax.ragged_dot(inside, w_down, sizes) + of_down
+
+            x, weights, index = (each.reshape(-1, each.shape[-1]) for each in (h, weights, index))
+            return mix_experts(x, weights, index, E, expert).reshape(h.shape)
+
+        if self.mesh is not None and self.mesh.size > 1:
+            mixed = _by_device(mixed, self.mesh, has_biases=bool(biases))
+        return mixed(h, *choose(logits, experts.chosen), (w_gate, w_up, w_down), biases)
 
     def _projected(self, name: str, x: Float[Array, "B T D"], heads: int, size: int) -> Float[Array, "B T N H"]:
         dense = nn.initializers.normal(self.config.model_dim**-0.5)
@@ -265,6 +272,25 @@ class Block(nn.Module):
             return taps + jax.random.uniform(key, shape, dtype, -0.2, 0.2)
 
         return self.param(name, init, (width, dim))
+
+
+def _by_device(mixed: Callable[..., Array], mesh: Mesh, *, has_biases: bool) -> Callable[..., Array]:
+    """`mixed` of a layer's experts, each device with its own rows and its share of every expert's width.
+
+    Tokens are sorted by expert among those of a device: one order of all of them would bring every token everywhere.
+    """
+    rows, narrow, wide, deep = (
+        partition_spec(axes) for axes in (("rows", None, None), (None, "ff"), (None, None, "ff"), (None, "ff", None))
+    )
+
+    def local(h: Array, weights: Array, index: Array, matrices: tuple, biases: tuple) -> Array:
+        if has_biases:  # what an expert adds in the end is added by one of those that share it
+            is_first = jax.lax.axis_index("tensor") == 0
+            biases = (*biases[:2], jnp.where(is_first, biases[2], 0))
+        return jax.lax.psum(mixed(h, weights, index, matrices, biases), "tensor")
+
+    of_biases = (narrow, narrow, PartitionSpec()) if has_biases else ()
+    return jax.shard_map(local, mesh=mesh, in_specs=(rows, rows, rows, (wide, wide, deep), of_biases), out_specs=rows)
 
 
 def _log_rate(key: Array, shape: tuple[int, ...]) -> Array:

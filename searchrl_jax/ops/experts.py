@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 
-def choose(logits: Float[Array, "M E"], chosen: int) -> tuple[Float[Array, "M X"], Int[Array, "M X"]]:
+def choose(logits: Float[Array, "... E"], chosen: int) -> tuple[Float[Array, "... X"], Int[Array, "... X"]]:
     """The `chosen` experts of highest logit of each token, with the softmax over their logits as weights (float32).
 
     The same as the softmax over all experts, renormalised over those chosen.

@@ -1,5 +1,6 @@
 """Run by `test_sharded.py` in a process of its own with 8 virtual devices: prints what it found as JSON."""
 
+import dataclasses
 import json
 from concurrent.futures import ThreadPoolExecutor
 
@@ -13,6 +14,8 @@ from searchrl_jax.config.schema import Experiment
 from searchrl_jax.core.fair_lock import FairLock
 from searchrl_jax.models.axes import ADAPTED, ADAPTER_AXES, CACHE_AXES, PARAMETER_AXES, VALUE_HEAD_AXES
 from searchrl_jax.models.cache import init_cache
+from searchrl_jax.models.config import Experts, Layer
+from searchrl_jax.models.decoder import init_params
 from searchrl_jax.models.lora import init_adapters
 from searchrl_jax.parallel.mesh import make_mesh
 from searchrl_jax.parallel.rules import place_rows, replicated, tree_shardings
@@ -114,6 +117,25 @@ def adapter_step(mesh):
     return state, metrics["loss"]
 
 
+EXPERTS = dataclasses.replace(
+    CONFIG, experts=Experts(count=5, chosen=2, limit=7.0), pattern=(Layer(window=3), Layer()), has_sinks=True
+)
+OF_EXPERTS = jax.tree.map(lambda x: np.array(x) + 0.01, jax.device_get(init_params(EXPERTS, jax.random.key(3))))
+
+
+def experts_step(mesh):
+    """Parameters of a decoder with experts after one plain gradient step, and the loss."""
+    optimizer = optax.sgd(0.1)
+    state, rows, shardings = init_state(jax.tree.map(jnp.array, OF_EXPERTS), optimizer), batches(), None
+    if mesh is not None:
+        shardings = tree_shardings(mesh, state, PARAMETER_AXES)
+        state = jax.device_put(state, shardings)
+        rows = [place_rows(mesh, batch) for batch in rows]
+    update = make_update(EXPERTS, LossSpec("ppo"), optimizer, shardings)
+    state, metrics = update(state, rows)
+    return jax.device_get(state.params), metrics["loss"]
+
+
 def rollouts():
     """Two groups of four rollouts of several turns and lengths, one of one token and one of 26."""
     rng, found = np.random.default_rng(7), []
@@ -188,6 +210,7 @@ def main():
     trained_beside, sampled_beside = beside(mesh)
     whole = [full_step(m) for m in (None, make_mesh(1, 2, 1, jax.devices()[:2]), mesh)]
     (alone_lora, loss_alone), (spread_lora, loss_spread) = adapter_step(None), adapter_step(mesh)
+    experts_alone, experts_spread = experts_step(None), experts_step(mesh)
     one_device, two = (make_mesh(1, n, 1, jax.devices()[:n]) for n in (1, 2))
     learners = [learned(m) for m in (one_device, two, mesh)]
     parts = {name: spread_lora.params["layers"][name] for name in ("q", "down")}
@@ -211,6 +234,9 @@ def main():
                     {name: value for name, value in metrics.items() if name.startswith("learner/")}
                     for _, metrics in learners
                 ],
+                "experts_losses": [experts_alone[1], experts_spread[1]],
+                "experts_moved": largest(experts_alone[0], OF_EXPERTS),
+                "experts_differ": largest(experts_alone[0], experts_spread[0]),
                 "adapter_losses": [loss_alone, loss_spread],
                 "adapters_moved": largest(jax.device_get(alone_lora.params), ADAPTERS),
                 "adapters_differ": largest(*map(jax.device_get, (alone_lora.params, spread_lora.params))),

@@ -68,6 +68,11 @@ def test_the_engine_samples_the_same_tokens(found):
     assert part == [whole[0], whole[1] // 4, whole[2] // 2, *whole[3:]]
 
 
+def test_experts_on_eight_devices_learn_what_they_learn_on_one(found):
+    assert found["experts_losses"][1] == pytest.approx(found["experts_losses"][0], abs=1e-5)
+    assert found["experts_moved"] > 1e-2 and found["experts_differ"] < 5e-6
+
+
 def test_learner_and_engine_share_the_devices_from_two_threads(found):
     learnt, sampled, ids = found["beside"]
     assert learnt == 0 and sampled == 0 and ids == found["ids"][1]
