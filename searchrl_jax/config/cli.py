@@ -7,7 +7,7 @@ import io
 import sys
 import typing
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
@@ -35,6 +35,8 @@ class Invocation:
     experiment: Experiment
     flags: frozenset[str]
     """Those of the script's own flags that were given."""
+    own: Mapping[str, str] = field(default_factory=dict)
+    """Those of the script's own options that were given."""
 
 
 def experiments(folder: Path, choose_scale: Callable[[], str]) -> tuple[Callable[[str], Experimenter], list[str]]:
@@ -61,6 +63,7 @@ def parse(
     *,
     prog: str,
     flags: Mapping[str, str] | None = None,
+    own: Mapping[str, str] | None = None,
 ) -> Invocation:
     """What `read` returns; a command line that can't be carried out ends the process instead.
 
@@ -68,7 +71,7 @@ def parse(
         SystemExit: with code 2 after one line on stderr, or with code 0 after the help text.
     """
     try:
-        return read(argv, load, names, prog=prog, flags=flags)
+        return read(argv, load, names, prog=prog, flags=flags, own=own)
     except UsageError as error:
         print(f"{prog}: error: {error}", file=sys.stderr)
         raise SystemExit(2) from None
@@ -81,6 +84,7 @@ def read(
     *,
     prog: str,
     flags: Mapping[str, str] | None = None,
+    own: Mapping[str, str] | None = None,
 ) -> Invocation:
     """The experiment that a command line asks for.
 
@@ -93,21 +97,28 @@ def read(
         names: the experiments there are.
         prog: how messages and help call the program.
         flags: what each of the script's own flags (`--json`) means; they take no value.
+        own: what each of its own options means, which take one.
 
     Raises:
         UsageError: an option is unknown, given twice, lacks its value, or has one that doesn't fit.
         SystemExit: with code 0, after `--help`.
     """
-    flags = flags or {}
+    flags, own = flags or {}, own or {}
     if any(argument in ("-h", "--help") for argument in argv):
-        _print_help(argv, load, names, prog, flags)
+        _print_help(argv, load, names, prog, {**flags, **own})
     given = _options(argv)
     raised = frozenset(name for name in given if name in flags)
     for name in raised:
         if given.pop(name):
             raise UsageError(f"--{name}: expected no value, since it is a flag; write --{name} alone")
+    of_script = {}
+    for name in [name for name in given if name in own]:
+        words = given.pop(name)
+        if len(words) != 1 or not words[0]:
+            raise UsageError(f"--{name}: expected one value, got {' '.join(words) or 'nothing'}; give {own[name]}")
+        of_script[name] = words[0]
     known = settings()
-    options = [*known, *flags]
+    options = [*known, *flags, *own]
     for name in given:
         if name not in known:
             raise UsageError(f"--{name}: expected the name of an option; {suggestion(name, options)}")
@@ -116,7 +127,7 @@ def read(
         raise UsageError(f"--exp: expected the name of an experiment, got none; choose from {', '.join(names)}")
     experiment = _experiment(values.pop("exp"), values.pop("scale", "auto"), load, names)
     try:
-        return Invocation(with_overrides(experiment, values), raised)
+        return Invocation(with_overrides(experiment, values), raised, of_script)
     except ValueError as error:
         raise UsageError(str(error)) from error
 

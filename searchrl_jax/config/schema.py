@@ -268,7 +268,7 @@ class RolloutConfig(Checked):
 
     group: ClassVar[str] = "rollout"
     rollout_max_concurrency: int = field(default=96, metadata=within(1))
-    """Rollouts in flight: the slots of the engine."""
+    """Rollouts in flight: the slots of the engine; rounded up to the same number on all devices that share rows."""
     rollout_timeout: float = field(default=600.0, metadata=within(0, above=True))
     """Seconds after which a rollout counts as failed."""
     rollout_max_retries: int = field(default=3, metadata=within(0))

@@ -65,5 +65,5 @@ CACHE_AXES: Mapping[str, Logical] = {
     "v": ("layers", "rows", "kv_heads", None, None),
     "conv": ("layers", "rows", None, None),
     "state": ("layers", "rows", "heads", None, None),
-    "length": (None,),
+    "length": ("rows",),
 }

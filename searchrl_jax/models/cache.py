@@ -86,13 +86,14 @@ def first_entries(cache: Cache, bucket: int) -> Cache:
 
 def reset_row(cache: Cache, slot: Int[Array, ""]) -> Cache:
     """The cache without the tokens of `slot`. Its keys and values stay, past its length, where nobody reads them."""
-    return Cache(
-        k=cache.k,
-        v=cache.v,
-        conv=tuple(conv.at[:, slot].set(0) for conv in cache.conv),
-        state=tuple(state.at[:, slot].set(0) for state in cache.state),
-        length=cache.length.at[slot].set(0),
-    )
+    # A mask, since an index would bring the rows of all devices together.
+    is_kept = jnp.arange(cache.length.shape[0]) != slot
+
+    def kept(x: Array) -> Array:
+        return jnp.where(is_kept.reshape(1, -1, *[1] * (x.ndim - 2)), x, 0)
+
+    conv, state = (tuple(kept(x) for x in arrays) for arrays in (cache.conv, cache.state))
+    return Cache(cache.k, cache.v, conv, state, jnp.where(is_kept, cache.length, 0))
 
 
 def reset_all(cache: Cache) -> Cache:

@@ -202,12 +202,15 @@ def append(
     cache: Cache,
     tokens: Int[Array, "B T"],
     num_new: Int[Array, " B"],
+    *,
+    mesh: Mesh | None = None,
 ) -> tuple[Float[Array, "B T D"], Entries]:
     """Hidden states of `tokens[b, :num_new[b]]` after row b's cached tokens, and what they add to the cache.
 
     Args:
         cache: read whole, so pass the bucket that holds the longest row (`cache.rows_of`).
         num_new: tokens to append per row; the rest of the row is padding.
+        mesh: that the rows lie on; None for one device.
     """
     T, S = tokens.shape[1], cache.capacity
     positions = cache.length[:, None] + jnp.arange(T)
@@ -219,7 +222,7 @@ def append(
         for k, v, conv, state in zip(cache.k, cache.v, cache.conv, cache.state, strict=True)
     )
     at = (jnp.arange(S)[None], positions)
-    model, masks = Decoder(config), (cached, new_causal)
+    model, masks = Decoder(config, mesh=mesh), (cached, new_causal)
     found: Any = model.apply(_variables(params), tokens, positions, pasts, masks, at, is_real)
     hidden, new = found
     state_of = jax.vmap(convolution_state, in_axes=(0, 0, None))

@@ -8,7 +8,8 @@ class Chip:
     """One chip, as its maker describes it.
 
     Attributes:
-        hbm_bytes: of main memory.
+        hbm_bytes: of main memory, as far as a program may have it: its compiler keeps 0.25 GiB and more for itself.
+        dimensions: of the tori that a slice is cut from.
         flops: bfloat16 floating-point operations a second.
         hbm_bandwidth: bytes a second to and from main memory.
         ici_bandwidth: bytes a second between chips, all links of a chip together.
@@ -18,13 +19,14 @@ class Chip:
     """
 
     hbm_bytes: float
+    dimensions: int
     flops: float
     hbm_bandwidth: float
     ici_bandwidth: float
 
 
 CHIPS = {
-    "v5e": Chip(16 * 2**30, 197e12, 819e9, 200e9),
-    "v5p": Chip(95 * 2**30, 459e12, 2765e9, 600e9),
-    "v6e": Chip(32 * 2**30, 918e12, 1640e9, 448e9),
+    "v5e": Chip(15.75 * 2**30, 2, 197e12, 819e9, 200e9),
+    "v5p": Chip(95.73 * 2**30, 3, 459e12, 2765e9, 600e9),
+    "v6e": Chip(31.25 * 2**30, 2, 918e12, 1640e9, 448e9),
 }

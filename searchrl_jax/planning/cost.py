@@ -91,8 +91,8 @@ def cost_of(program: Program, *, open_trips: Callable[[str], float] = lambda op_
             total.flops += product_flops(each, computation)
         kind = each.opcode.removesuffix("-start")
         if kind in COLLECTIVES:
-            result = each.shapes[-1] if each.opcode == kind else _started(each)
-            total.collective_bytes[kind] += COLLECTIVES[kind](group_size(each.attributes)) * result.bytes
+            arrived = sum(shape.bytes for shape in _results(each))
+            total.collective_bytes[kind] += COLLECTIVES[kind](group_size(each.attributes)) * arrived
         total.hbm_bytes += moved(program, each, computation)
 
     return of(program.entry)
@@ -178,9 +178,12 @@ def group_size(attributes: str) -> int:
     return 2  # of a permutation, whose size doesn't matter
 
 
-def _started(each: Instruction) -> Shape:
-    """The result of an asynchronous collective, whose start gives (operand, result, ...)."""
-    return each.shapes[min(1, len(each.shapes) - 1)]
+def _results(each: Instruction) -> tuple[Shape, ...]:
+    """What a collective or a copy gives. The start of an asynchronous one gives its operands too, and marks of its own,
+    but for an all-reduce."""
+    if not each.opcode.endswith("-start") or each.opcode == "all-reduce-start":
+        return each.shapes
+    return each.shapes[len(each.operands) : 2 * len(each.operands)]
 
 
 def moved(program: Program, each: Instruction, computation: Computation) -> float:
@@ -192,7 +195,7 @@ def moved(program: Program, each: Instruction, computation: Computation) -> floa
         return 0.0
     if each.opcode.endswith("-start"):  # a copy, or a collective: once out of main memory, once into it
         operands = [computation.by_name[name].shapes[0] for name in each.operands if name in computation.by_name]
-        return _in_hbm(*operands[:1], _started(each))
+        return _in_hbm(*operands, *_results(each))
     shapes = [computation.by_name[name].shapes for name in each.operands if name in computation.by_name]
     if each.opcode in _SLICES:
         return 2 * _in_hbm(*each.shapes) if _in_hbm(*shapes[0]) else _in_hbm(*each.shapes)

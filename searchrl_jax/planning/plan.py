@@ -22,6 +22,7 @@ from searchrl_jax.models.axes import ADAPTER_AXES, CACHE_AXES, PARAMETER_AXES, V
 from searchrl_jax.models.cache import init_cache
 from searchrl_jax.models.config import DecoderConfig
 from searchrl_jax.models.decoder import init_params
+from searchrl_jax.models.dtype import held_in
 from searchrl_jax.models.hf.load import open_checkpoint
 from searchrl_jax.models.hf.outline import outline
 from searchrl_jax.models.hf.published import DECODERS
@@ -34,10 +35,13 @@ from searchrl_jax.planning.cost import Cost, cost_of, largest_temporaries
 from searchrl_jax.planning.hlo import parse
 from searchrl_jax.rollout.batch import RowShape, fill
 from searchrl_jax.rollout.engine import Sampling, Shapes, decode_program
-from searchrl_jax.train.learner import loss_spec, policy_optimizer, training_rows
+from searchrl_jax.train.learner import loss_spec, policy_optimizer
+from searchrl_jax.train.shapes import engine_shapes, training_rows
 from searchrl_jax.train.state import init_state
 from searchrl_jax.train.step import make_programs, no_sums, weights_of
 from searchrl_jax.train.workspace import shape_of
+
+DIALECT_TOKENS = 32  # that a dialect adds to an observation, at most
 
 
 @dataclass(frozen=True)
@@ -85,13 +89,13 @@ def devices_of(topology: str) -> tuple[str, Sequence[Any]]:
         ValueError: there is no such topology, or libtpu isn't installed.
     """
     generation, _, shape = topology.partition(":")
-    if generation not in CHIPS or not re.fullmatch(r"\d+(x\d+){1,2}", shape):
+    chip = CHIPS.get(generation)
+    if chip is None or not re.fullmatch(rf"[1-9]\d*(x[1-9]\d*){{{chip.dimensions - 1}}}", shape):
         raise ValueError(
-            f"topology: expected GENERATION:SHAPE with a generation of {', '.join(CHIPS)}, as in v5p:4x4x4 or v6e:8x8, "
-            f"got {topology!r}; name the slice to plan for"
+            f"topology: expected GENERATION:SHAPE, as in v5e:4x4, v6e:8x8 or v5p:4x4x4, got {topology!r}; name a slice"
         )
     if importlib.util.find_spec("libtpu") is None:
-        raise ValueError('expected libtpu, which compiles for TPUs, found none; install it: pip install -e ".[tpu]"')
+        raise ValueError("expected libtpu, which compiles for TPUs, found none; fetch it: make libtpu")
     try:
         return generation, topologies.get_topology_desc(platform="tpu", topology_name=topology).devices
     except jax.errors.JaxRuntimeError as error:
@@ -116,8 +120,8 @@ def decoder_of(experiment: Experiment) -> DecoderConfig:
 def choose_mesh(experiment: Experiment, decoder: DecoderConfig, devices: Sequence[Any]) -> Mesh:
     """The experiment's mesh or, where it names none, one for all `devices`.
 
-    Heads are shared out over up to 8 devices, as far as every layer's key heads allow, and the model width over the
-    rest.
+    Heads, feed-forward width and vocabulary are shared out over up to 8 devices, as far as they divide, and the model
+    width over the rest.
 
     Raises:
         ValueError: the experiment's mesh is for another number of devices.
@@ -125,8 +129,9 @@ def choose_mesh(experiment: Experiment, decoder: DecoderConfig, devices: Sequenc
     given, count = experiment.mesh, len(devices)
     if (given.data, given.fsdp, given.tensor) != (1, 1, 1):
         return make_mesh(given.data, given.fsdp, given.tensor, devices)
-    heads = [layer.num_kv_heads for layer in decoder.period if layer.kind == "attention"]
-    tensor = max(n for n in (1, 2, 4, 8) if count % n == 0 and all(each % n == 0 for each in heads))
+    sizes = [layer.num_kv_heads for layer in decoder.period if layer.kind == "attention"]
+    sizes += [decoder.ff_dim, decoder.vocab_size, *([decoder.delta.num_key_heads] if decoder.delta else [])]
+    tensor = max(n for n in (1, 2, 4, 8) if count % n == 0 and all(size % n == 0 for size in sizes))
     fsdp = math.gcd(decoder.model_dim, count // tensor)
     return make_mesh(count // tensor // fsdp, fsdp, tensor, devices)
 
@@ -144,12 +149,7 @@ def make_plan(
     """
     weights = _weights(experiment, decoder, mesh)
     base, state = weights
-    shapes = Shapes.choose(
-        experiment.rollout.rollout_max_concurrency,
-        experiment.env.max_tokens_per_episode,
-        experiment.rollout.decode_chunk,
-        experiment.env.observation_tokens,
-    )
+    shapes = engine_shapes(experiment, mesh, DIALECT_TOKENS)
     dtype = jnp.dtype(experiment.model.dtype)
     cache = jax.eval_shape(lambda: init_cache(decoder, shapes.slots, shapes.cache_length, dtype))
     cache = _placed(cache, tree_shardings(mesh, cache, CACHE_AXES))
@@ -159,7 +159,8 @@ def make_plan(
         "trained weights": _bytes(trained),
         "gradients": _bytes(trained),
         "optimizer": _bytes(state) - _bytes(trained),
-        "weights of the rollouts": _bytes(trained) if experiment.rollout.max_steps_off_policy else 0.0,
+        # While new weights are handed over the old ones are still at play.
+        "weights of the rollouts": 2 * _bytes(trained) if experiment.rollout.max_steps_off_policy else 0.0,
         "reference": _bytes(trained) if experiment.rl.kl_coef and base is None else 0.0,
         "cache of the rollouts": _bytes(cache),
     }
@@ -174,7 +175,7 @@ def make_plan(
 def _weights(experiment: Experiment, decoder: DecoderConfig, mesh: Mesh) -> tuple[Any, Any]:
     """The frozen base (None without adapters) and the state of training, as placed shapes."""
     dtype, lora, key = jnp.dtype(experiment.model.dtype), experiment.lora, jax.random.key(0)
-    base = jax.eval_shape(lambda: jax.tree.map(lambda x: x.astype(dtype), init_params(decoder, key)))
+    base = jax.eval_shape(lambda: held_in(init_params(decoder, key), dtype))
     base = _placed(base, tree_shardings(mesh, base, PARAMETER_AXES))
     optimizer = policy_optimizer(experiment, experiment.schedule.max_steps)
 
@@ -192,17 +193,17 @@ def _training(
 ) -> Compiled:
     spec = loss_spec(experiment, [row])
     shardings = jax.tree.map(lambda x: x.sharding, state)
-    accumulate = make_programs(
+    programs = make_programs(
         decoder,
         spec,
         policy_optimizer(experiment, experiment.schedule.max_steps),
         shardings,
         remat=experiment.optimizer.remat,
         adapter_scale=experiment.lora.lora_alpha / max(experiment.lora.lora_rank, 1),
-    ).accumulate
+    )
     sums = jax.eval_shape(lambda state: no_sums(spec, state), state)
-    whole = jax.tree.map(lambda _: replicated(mesh), sums[1])
-    sums = (_placed(sums[0], weights_of(shardings)), _placed(sums[1], whole))
+    of_gradients, of_metrics = programs.sum_shardings
+    sums = (_placed(sums[0], of_gradients), _placed(sums[1], jax.tree.map(lambda _: of_metrics, sums[1])))
     rows = jax.eval_shape(lambda: jax.tree.map(jnp.asarray, fill([], row)))
     rows = _placed(rows, jax.tree.map(lambda _: row_sharding(mesh), rows))
     windows = [layer.window for layer in decoder.period]
@@ -211,7 +212,7 @@ def _training(
         place = re.search(r"layers/(\d+)/", op_name)
         return blocks_read(row.length, windows[int(place.group(1)) if place else 0])
 
-    lowered = accumulate.lower(weights_of(state), sums, rows, base)
+    lowered = programs.accumulate.lower(weights_of(state), sums, rows, base)
     return _compiled("training step", lowered, row.rows * row.length, open_trips)
 
 

@@ -28,7 +28,7 @@ def report(plan: Plan, chip: Chip) -> str:
     for each in plan.programs:
         memory.append([f"temporaries of the {each.name}", f"{each.temporaries / GIB:.3g}"])
     memory += [["code of the larger program", f"{max(each.code for each in plan.programs) / GIB:.3g}"]]
-    memory += [["at most, together", f"{plan.peak / GIB:.3g} of {chip.hbm_bytes / GIB:.0f}"]]
+    memory += [["at most, together", f"{plan.peak / GIB:.3g} of {chip.hbm_bytes / GIB:.3g}"]]
 
     rows: dict[str, list[str]] = {}
 
@@ -61,7 +61,7 @@ def verdict(plan: Plan, chip: Chip, experiment: Experiment) -> tuple[bool, str]:
     kinds = {**plan.resident, f"temporaries of the {largest.name}": largest.temporaries}
     blamed = max(kinds, key=kinds.__getitem__)
     lines = [
-        f"does not fit: {plan.peak / GIB:.1f} GiB of {chip.hbm_bytes / GIB:.0f} on each chip; "
+        f"does not fit: {plan.peak / GIB:.1f} GiB of {chip.hbm_bytes / GIB:.3g} on each chip; "
         f"most of it: {blamed}, {kinds[blamed] / GIB:.1f} GiB"
     ]
     if blamed.startswith("temporaries"):

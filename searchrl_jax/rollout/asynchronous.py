@@ -141,7 +141,7 @@ class AsynchronousSource:
             yield
         finally:
             engine.put_back(aside)
-            self._flight.wind_clocks(time.monotonic() - began)
+            self._flight.wind_clocks(began)
             with self._changed:
                 self._holds -= 1
                 self._changed.notify_all()

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 
+import jax
 import numpy as np
 
 from searchrl_jax.core.fair_lock import FairLock
@@ -49,6 +50,7 @@ class _Rollout:
     exchanges: list[tuple[list[int], list[int]]] = field(default_factory=list)
     closed: list[int] = field(default_factory=list)  # ids of the rows before the one that the slot holds
     row_starts: list[int] = field(default_factory=lambda: [0])
+    answered: float = 0.0  # when the latest turn's result was there
 
     def close_row(self, ids: Sequence[int]) -> None:
         """Ends the row of `ids`, which ends with an action; what is sampled next belongs to another."""
@@ -224,6 +226,7 @@ class Player:
                 detail=result.detail,
             )
         )
+        rollout.answered = time.monotonic()
         return result, history
 
     def end(self, rollout: _Rollout, ids: Sequence[int], result: StepResult) -> Trajectory:
@@ -315,17 +318,24 @@ class Flight:
         Returns:
             The trajectories that finished.
         """
-        asked = time.monotonic()
-        with self._device:
-            # An update that went first is no fault of the rollouts; and answers have come meanwhile.
-            self.wind_clocks(time.monotonic() - asked)
-            finished = self._settle([slot for slot, future in self._in_tools.items() if future.done()])
-            self._begin()
-            acting = [slot for slot in sorted(self._live) if slot not in self._in_tools]
-            if not acting:
-                return finished
-            ended = self._decode(acting, params, policy_version)
+        finished: list[Trajectory] = []
         player, engine = self._player, self._player.engine
+        is_behind = True
+        while is_behind:  # by more than one append, as after a swap of weights; the learner comes in between
+            asked = time.monotonic()
+            with self._device:
+                # An update that went first is no fault of the rollouts; and answers have come meanwhile.
+                self.wind_clocks(asked)
+                finished += self._settle([slot for slot, future in self._in_tools.items() if future.done()])
+                self._begin()
+                acting = [slot for slot in sorted(self._live) if slot not in self._in_tools]
+                is_behind = engine.append_waiting(params)
+                if is_behind:
+                    jax.block_until_ready(engine.cache)
+                elif acting:
+                    ended = self._decode(acting, params, policy_version)
+        if not acting:
+            return finished
         for slot in ended:
             # A copy: while the tool runs the slot may be set aside.
             future = player.pool.submit(player.act, self._live[slot], list(engine.ids[slot]))
@@ -348,7 +358,6 @@ class Flight:
     def _decode(self, acting: Sequence[int], params: Params, policy_version: int) -> list[int]:
         """Decodes a chunk; the slots of `acting` whose turn it ended."""
         player, engine, limits = self._player, self._player.engine, self._player.env.limits
-        engine.flush(params)
         budget = np.zeros(engine.shapes.slots, np.int32)
         for slot in acting:
             length = len(engine.ids[slot])
@@ -379,10 +388,15 @@ class Flight:
             engine.release(slot)
         return finished
 
-    def wind_clocks(self, seconds: float) -> None:
-        """Takes back `seconds` from the age of every rollout: it was not played meanwhile."""
-        for rollout in self._live.values():
-            rollout.began += seconds
+    def wind_clocks(self, since: float) -> None:
+        """Takes the time since `since` from the age of every rollout that nobody played meanwhile. Tools went on."""
+        now = time.monotonic()
+        for slot, rollout in self._live.items():
+            future = self._in_tools.get(slot)
+            if future is None:
+                rollout.began += now - since
+            elif future.done():
+                rollout.began += now - max(since, rollout.answered)
 
     def abandon(self) -> None:
         """Frees the slots and drops what is in flight."""

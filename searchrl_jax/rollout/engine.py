@@ -14,6 +14,8 @@ from jaxtyping import Array, Bool, Float, Int, Key
 
 from searchrl_jax.models.cache import (
     Cache,
+    Entries,
+    Stage,
     first_entries,
     init_cache,
     init_stage,
@@ -122,6 +124,7 @@ class Engine:
         """
         self.config, self.shapes, self.stop_ids, self.run_key = config, shapes, tuple(stop_ids), run_key
         self.cache = init_cache(config, shapes.slots, shapes.cache_length, dtype)
+        self._is_spread = _is_spread(cache_sharding)
         if cache_sharding is not None:
             self.cache = jax.device_put(self.cache, cache_sharding)
         self.ids: list[list[int]] = [[] for _ in range(shapes.slots)]
@@ -131,7 +134,7 @@ class Engine:
         self.offsets = np.zeros(shapes.slots, np.int32)
         # The cache stays where it is, or each call would compile anew for the last one's placement.
         self._append = jax.jit(
-            functools.partial(_append_rows, config),
+            functools.partial(_append_rows, config, cache_sharding),
             donate_argnames="cache",
             static_argnames="bucket",
             out_shardings=cache_sharding,
@@ -184,25 +187,30 @@ class Engine:
 
     def flush(self, params: Params) -> None:
         """Brings the cache up to date: appends all that waits, every slot's ids but the last."""
+        while self.append_waiting(params):
+            pass
+
+    def append_waiting(self, params: Params) -> bool:
+        """Appends one piece of what waits, in all slots where something does; whether more waits then."""
         shapes = self.shapes
-        while True:
-            missing = {slot: len(ids) - 1 - self.held[slot] for slot, ids in enumerate(self.ids)}
-            slots = [slot for slot, count in missing.items() if count > 0]
-            if not slots:
-                return
-            widest = max(missing[slot] for slot in slots)
-            width = smallest_fitting(shapes.append_tokens, min(widest, shapes.append_tokens[-1]))
-            rows = smallest_fitting(shapes.append_rows, len(slots))
-            tokens = np.zeros((rows, width), np.int32)
-            num_new = np.zeros(rows, np.int32)
-            slot_index = np.zeros(rows, np.int32)
-            bucket = smallest_fitting(shapes.key_buckets, int(max(self.held[slot] for slot in slots)))
-            for row, slot in enumerate(slots):
-                piece = self.ids[slot][self.held[slot] : -1][:width]
-                tokens[row, : len(piece)] = piece
-                num_new[row], slot_index[row] = len(piece), slot
-                self.held[slot] += len(piece)
-            self.cache = self._append(params, self.cache, tokens, num_new, slot_index, bucket=bucket)
+        missing = {slot: len(ids) - 1 - self.held[slot] for slot, ids in enumerate(self.ids)}
+        slots = [slot for slot, count in missing.items() if count > 0]
+        if not slots:
+            return False
+        widest = max(missing[slot] for slot in slots)
+        width = smallest_fitting(shapes.append_tokens, min(widest, shapes.append_tokens[-1]))
+        rows = shapes.slots if self._is_spread else smallest_fitting(shapes.append_rows, len(slots))
+        tokens = np.zeros((rows, width), np.int32)
+        num_new = np.zeros(rows, np.int32)
+        slot_index = np.zeros(rows, np.int32)
+        bucket = smallest_fitting(shapes.key_buckets, int(max(self.held[slot] for slot in slots)))
+        for row, slot in zip(slots if self._is_spread else range(rows), slots, strict=False):
+            piece = self.ids[slot][self.held[slot] : -1][:width]
+            tokens[row, : len(piece)] = piece
+            num_new[row], slot_index[row] = len(piece), slot
+            self.held[slot] += len(piece)
+        self.cache = self._append(params, self.cache, tokens, num_new, slot_index, bucket=bucket)
+        return widest > width
 
     def decode(self, params: Params, budget: Int[np.ndarray, " B"], sampling: Sampling) -> Chunk:
         """Up to `shapes.chunk` further tokens of each slot with `budget[b] > 0`, at most `budget[b]` of them.
@@ -237,15 +245,38 @@ def decode_program(config: DecoderConfig, shapes: Shapes, stop_ids: Sequence[int
     # The host of every process reads all that was sampled.
     sampled = None if cache_sharding is None else NamedSharding(cache_sharding.length.mesh, PartitionSpec())
     return jax.jit(
-        functools.partial(_decode_chunk, config, shapes.chunk, tuple(stop_ids)),
+        functools.partial(_decode_chunk, config, shapes.chunk, tuple(stop_ids), cache_sharding),
         donate_argnames="cache",
         static_argnames=("bucket", "temperature", "top_p"),
         out_shardings=(cache_sharding, sampled, sampled, sampled),
     )
 
 
+def _is_spread(cache_sharding: Any) -> bool:
+    """Whether rows lie on several devices. Each then appends to all of its own rows, and none of another's."""
+    return cache_sharding is not None and cache_sharding.length.mesh.size > 1
+
+
+def _write_all(cache: Cache, added: Stage | Entries, count: Int[Array, " B"], cache_sharding: Any) -> Cache:
+    """The cache after row b took `count[b]` tokens of what was added to each row, in order."""
+
+    def write(cache: Cache, added: Stage | Entries, count: Int[Array, " B"]) -> Cache:
+        entries = staged_entries(added, count) if isinstance(added, Stage) else added
+        return write_rows(cache, entries, count, jnp.arange(count.shape[0]))
+
+    if not _is_spread(cache_sharding):
+        return write(cache, added, count)
+    specs = jax.tree.map(lambda sharding: sharding.spec, cache_sharding)
+    of_added = type(added)(specs.k, specs.v, specs.conv, specs.state)
+    in_specs = (specs, of_added, specs.length)
+    return jax.shard_map(write, mesh=cache_sharding.length.mesh, in_specs=in_specs, out_specs=specs)(
+        cache, added, count
+    )
+
+
 def _append_rows(
     config: DecoderConfig,
+    cache_sharding: Any,
     params: Params,
     cache: Cache,
     tokens: Int[Array, "R T"],
@@ -255,6 +286,10 @@ def _append_rows(
     bucket: int,
 ) -> Cache:
     """The cache with `tokens[r, :num_new[r]]` appended to slot `slots[r]`; rows with `num_new` 0 are padding."""
+    if _is_spread(cache_sharding):
+        mesh = cache_sharding.length.mesh
+        _, entries = append(config, params, first_entries(cache, bucket), tokens, num_new, mesh=mesh)
+        return _write_all(cache, entries, num_new, cache_sharding)
     _, entries = append(config, params, rows_of(cache, slots, bucket), tokens, num_new)
     return write_rows(cache, entries, num_new, slots)
 
@@ -263,6 +298,7 @@ def _decode_chunk(
     config: DecoderConfig,
     steps: int,
     stop_ids: tuple[int, ...],
+    cache_sharding: Any,
     params: Params,
     cache: Cache,
     run_key: Key[Array, ""],
@@ -308,5 +344,4 @@ def _decode_chunk(
         jnp.zeros((B, steps), jnp.float32),
     )
     _, stage, _, _, count, tokens, logprobs = jax.lax.while_loop(is_running, advance, state)
-    cache = write_rows(cache, staged_entries(stage, count), count, jnp.arange(B))
-    return cache, tokens, logprobs, count
+    return _write_all(cache, stage, count, cache_sharding), tokens, logprobs, count

@@ -1,6 +1,5 @@
 """The learner: owns what training changes, and turns a step's groups of rollouts into updates."""
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -42,19 +41,6 @@ from searchrl_jax.train.step import LossSpec, make_score, make_update
 
 # Of a step's minibatches the largest is reported, of all else the mean.
 EXTREMES = ("ratio_max", "ratio_p99")
-
-
-def training_rows(experiment: Experiment, mesh: Mesh) -> tuple[RowShape, ...]:
-    """The shapes of training rows, ascending.
-
-    Logits are computed for every place of an action token: rows are made for half of what an episode may hold; the rare
-    one that holds more has a shape of its own. Every device that the rows are spread over gets as many.
-    """
-    length = experiment.env.max_tokens_per_episode
-    actions = min(experiment.env.max_turns * experiment.sampling.sampling_max_tokens, length)
-    shares = mesh.shape["data"] * mesh.shape["fsdp"]
-    rows = shares * math.ceil(experiment.batch.micro_batch_rows / shares)
-    return RowShape(rows, length, actions // 2), RowShape(shares, length, actions)
 
 
 def policy_optimizer(experiment: Experiment, steps: int) -> optax.GradientTransformation:

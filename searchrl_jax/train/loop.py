@@ -27,13 +27,14 @@ from searchrl_jax.evaluation.rescore import TOLERANCE, rescored_metrics, titles_
 from searchrl_jax.models.axes import CACHE_AXES, PARAMETER_AXES
 from searchrl_jax.models.cache import init_cache
 from searchrl_jax.models.decoder import Params, init_params
+from searchrl_jax.models.dtype import held_in
 from searchrl_jax.models.hf import load_pretrained, save_adapters, save_pretrained
 from searchrl_jax.parallel.mesh import device_memory, make_mesh
 from searchrl_jax.parallel.rules import place_rows, tree_shardings
 from searchrl_jax.retrieval import Retriever
 from searchrl_jax.rollout.asynchronous import AsynchronousSource
 from searchrl_jax.rollout.collect import Player
-from searchrl_jax.rollout.engine import Engine, Sampling, Shapes
+from searchrl_jax.rollout.engine import Engine, Sampling
 from searchrl_jax.rollout.source import GroupSource, Plan, SynchronousSource
 from searchrl_jax.rollout.trajectory import Trajectory
 from searchrl_jax.train.checkpoint import Checkpointer, CheckpointMismatch
@@ -41,9 +42,10 @@ from searchrl_jax.train.claims import Difference, claim
 from searchrl_jax.train.finish import compare_and_report
 from searchrl_jax.train.interrupt import Interrupted, StopSignal
 from searchrl_jax.train.learn import batch_of
-from searchrl_jax.train.learner import Learner, training_rows
+from searchrl_jax.train.learner import Learner
 from searchrl_jax.train.measures import distributions, prefixed, rollout_metrics, success_metrics
 from searchrl_jax.train.progress import ALARM_STEPS, Progress, search_alarm, train_line
+from searchrl_jax.train.shapes import engine_shapes, training_rows
 from searchrl_jax.train.state import init_state
 from searchrl_jax.train.step import LossSpec, make_update
 from searchrl_jax.train.tracker import DamagedLog, MetricsLog, WandbMirror, read_rows
@@ -136,12 +138,7 @@ class _Run:
                 f"rollout.max_steps_off_policy: expected 0 with {jax.process_count()} processes, got "
                 f"{rollout.max_steps_off_policy}; their clocks would schedule rollouts differently: play in turns"
             )
-        shapes = Shapes.choose(
-            rollout.rollout_max_concurrency,
-            limits.max_tokens_per_episode,
-            rollout.decode_chunk,
-            experiment.env.observation_tokens + self.work.dialect.observation_overhead + 1,
-        )
+        shapes = engine_shapes(experiment, self.mesh, self.work.dialect.observation_overhead)
         cache = jax.eval_shape(lambda: init_cache(self.work.model, shapes.slots, shapes.cache_length))
         engine = Engine(
             self.work.model,
@@ -207,17 +204,16 @@ class _Run:
             raise _interrupted(self.stop.reason)
 
     def _beginning(self) -> Params:
-        """The parameters that all training begins with, of the dtype that all is computed in."""
+        """The parameters that all training begins with."""
         path, dtype = self.experiment.model.path, jnp.dtype(self.experiment.model.dtype)
         if not path:
-            params = init_params(self.work.model, named_key(self.experiment.seed, "init"))
-            return jax.tree.map(lambda x: x.astype(dtype), params)
+            return held_in(init_params(self.work.model, named_key(self.experiment.seed, "init")), dtype)
         print(f"reading the weights of {path}", flush=True)
         try:
             _, params = load_pretrained(path, self.mesh)
         except ValueError as error:
             raise SetupError(str(error)) from error
-        return jax.tree.map(lambda x: x.astype(dtype), params)
+        return held_in(params, dtype)
 
     # ------------------------------------------------------------------ behaviour cloning
 
@@ -383,15 +379,14 @@ class _Run:
         source.close()
         checkpoints.close()
         self.seconds["rl"] = time.perf_counter() - began if total > done else seconds
-        tuned = learner.merged()
         if experiment.model.path:
-            self._export(tuned, learner)
-        return tuned
+            self._export(learner)
+        return learner.params
 
-    def _export(self, tuned: Params, learner: Learner) -> None:
+    def _export(self, learner: Learner) -> None:
         """The tuned model as others load it, in `model/`; adapters by themselves too, in `adapters/`, where no warm-up
         changed what they add to."""
-        folders = {"model": lambda path: save_pretrained(path, self.work.model, tuned)}
+        folders = {"model": lambda path: save_pretrained(path, self.work.model, learner.merged())}
         lora, warmup = self.experiment.lora, self.experiment.warmup
         if lora.lora_rank and not warmup.steps and not warmup.path:
             adapters = learner.state.params

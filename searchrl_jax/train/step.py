@@ -18,7 +18,7 @@ from searchrl_jax.models.decoder import Params, forward, unembed
 from searchrl_jax.models.lora import attach
 from searchrl_jax.models.value import estimate
 from searchrl_jax.ops.sampling import processed_log_probs
-from searchrl_jax.parallel.rules import spread
+from searchrl_jax.parallel.rules import replicated, spread
 from searchrl_jax.rl.aggregate import aggregate
 from searchrl_jax.rl.diagnostics import BINS_PER_SIDE, diagnostics, ratio_counts, ratio_quantile
 from searchrl_jax.rl.losses import DEFAULT_BOUNDS, LOSSES, value_loss
@@ -221,10 +221,12 @@ class Programs(NamedTuple):
     Attributes:
         accumulate: (weights, sums, rows, base) -> sums with those of one micro-batch added; see `no_sums`.
         apply: (state, sums, *, policy_frozen) -> the state after the optimizer's step, and means for the metrics.
+        sum_shardings: where the sums lie: of all gradients, and of all metrics; None for wherever they happen to.
     """
 
     accumulate: Any
     apply: Any
+    sum_shardings: Any
 
 
 def make_programs(
@@ -238,12 +240,11 @@ def make_programs(
     adapter_scale: float = 1.0,
 ) -> Programs:
     """The parts of `make_update`, with its arguments, for whoever compiles them ahead of time."""
-    weight_shardings = None if shardings is None else weights_of(shardings)
     mesh: Mesh | None = None if shardings is None else jax.tree.leaves(shardings)[0].mesh
+    # Sums stay where the first of them lay, or the second micro-batch would be compiled for anew.
+    sum_shardings = None if shardings is None or mesh is None else (weights_of(shardings), replicated(mesh))
 
-    @functools.partial(
-        jax.jit, donate_argnums=(1,), out_shardings=None if shardings is None else (weight_shardings, None)
-    )
+    @functools.partial(jax.jit, donate_argnums=(1,), out_shardings=sum_shardings)
     def accumulate(weights: Any, sums: tuple[Any, Metrics], rows: Rows, base: Params | None) -> tuple[Any, Metrics]:
         def loss(weights: Any) -> tuple[Array, Metrics]:
             params = weights[0] if base is None else attach(base, weights[0], adapter_scale)
@@ -282,7 +283,7 @@ def make_programs(
             means |= {"value_grad_norm": optax.tree.norm(value_grads)}
         return TrainState(params, opt_state, state.updates + 1, critic), means
 
-    return Programs(accumulate, apply)
+    return Programs(accumulate, apply, sum_shardings)
 
 
 def make_update(
@@ -319,7 +320,7 @@ def make_update(
         "remat": remat,
         "adapter_scale": adapter_scale,
     }
-    accumulate, apply = make_programs(config, spec, optimizer, shardings, **options)
+    accumulate, apply, sum_shardings = make_programs(config, spec, optimizer, shardings, **options)
 
     def update(
         state: TrainState, micro_batches: Sequence[Rows], *, policy_frozen: bool = False, base: Params | None = None
@@ -335,6 +336,8 @@ def make_update(
                 "give both to init_state and make_update"
             )
         weights, sums = weights_of(state), no_sums(spec, state)
+        if sum_shardings is not None:
+            sums = jax.device_put(sums, sum_shardings)
         for rows in micro_batches:
             with device:
                 sums = jax.block_until_ready(accumulate(weights, sums, rows, base))

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 from concurrent.futures import ThreadPoolExecutor
 
 import jax
@@ -19,6 +20,8 @@ from searchrl_jax.models.decoder import init_params
 from searchrl_jax.models.lora import init_adapters
 from searchrl_jax.parallel.mesh import make_mesh
 from searchrl_jax.parallel.rules import place_rows, replicated, tree_shardings
+from searchrl_jax.planning.cost import cost_of
+from searchrl_jax.planning.hlo import parse
 from searchrl_jax.rollout.batch import RowShape, Sample, pack
 from searchrl_jax.rollout.engine import Engine, Sampling, Shapes
 from searchrl_jax.rollout.trajectory import Trajectory
@@ -203,6 +206,23 @@ def beside(mesh):
         return train(mesh, device), sampled.result()
 
 
+def engine_traffic(mesh):
+    """Bytes that reach a device from others in one append and in one chunk of decoding, and those of its cache."""
+    shapes = Shapes(8, 400, 4, (8,), (12,), (400,))
+    cache = jax.eval_shape(lambda: init_cache(CONFIG, shapes.slots, shapes.cache_length))
+    sharding = tree_shardings(mesh, cache, CACHE_AXES)
+    params = jax.device_put(PARAMS, tree_shardings(mesh, PARAMS, PARAMETER_AXES))
+    engine = Engine(CONFIG, shapes, (3,), jax.device_put(jax.random.key(2), replicated(mesh)), sharding)
+    rows = [np.zeros((8, 12), np.int32), np.zeros(8, np.int32), np.arange(8, dtype=np.int32)]
+    of_slots = [np.zeros(8, np.uint32), *[np.zeros(8, np.int32)] * 3]
+    lowered = (
+        engine._append.lower(params, engine.cache, *rows, bucket=400),
+        engine._decode.lower(params, engine.cache, engine.run_key, *of_slots, bucket=400, temperature=1.0, top_p=1.0),
+    )
+    traffic = [sum(cost_of(parse(low.compile().as_text())).collective_bytes.values()) for low in lowered]
+    return traffic, sum(math.prod(x.sharding.shard_shape(x.shape)) * 4 for x in jax.tree.leaves(engine.cache))
+
+
 def main():
     mesh = make_mesh(2, 2, 2)
     one, eight = train(None), train(mesh)
@@ -246,6 +266,7 @@ def main():
                 "gate": [list(gate.shape), list(gate.addressable_shards[0].data.shape)],
                 "moment": list(eight[3].opt_state[1][0].mu["layers"]["gate"].addressable_shards[0].data.shape),
                 "ids": [alone[0].ids, spread[0].ids],
+                "traffic": engine_traffic(mesh),
                 "beside": [
                     largest(eight[0], trained_beside[0]),
                     float(np.abs(spread[1] - sampled_beside[1]).max()),

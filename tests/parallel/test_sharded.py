@@ -73,6 +73,12 @@ def test_experts_on_eight_devices_learn_what_they_learn_on_one(found):
     assert found["experts_moved"] > 1e-2 and found["experts_differ"] < 5e-6
 
 
+def test_the_cache_of_a_device_stays_there(found):
+    """Writing by slot once brought every row to every device, once a slot."""
+    traffic, cache = found["traffic"]
+    assert max(traffic) < cache / 2, f"{traffic} bytes arrive, a cache has {cache}"
+
+
 def test_learner_and_engine_share_the_devices_from_two_threads(found):
     learnt, sampled, ids = found["beside"]
     assert learnt == 0 and sampled == 0 and ids == found["ids"][1]

@@ -94,6 +94,23 @@ def test_sizes_of_groups(groups, size):
     assert group_size(f", channel_id=1, {groups}, dimensions={{1}}") == size
 
 
+def test_collectives_of_several_arrays_and_asynchronous_ones_count_what_arrives():
+    text = """ENTRY %main (a: f32[1000], b: f32[10]) -> f32[1000] {
+  %a = f32[1000]{0} parameter(0)
+  %b = f32[10]{0} parameter(1)
+  %both = (f32[1000]{0}, f32[10]{0}) all-reduce(%a, %b), replica_groups={{0,1,2,3}}, to_apply=%add
+  %begun = (f32[1000]{0}, f32[10]{0}) all-reduce-start(%a, %b), replica_groups={{0,1,2,3}}, to_apply=%add
+  %gather = ((f32[1000]{0}, f32[10]{0}), (f32[2000]{0}, f32[20]{0})) all-gather-start(%a, %b), replica_groups=[2,2]<=[4]
+  %sent = (f32[1000]{0}, f32[1000]{0}, u32[]{:S(2)}, u32[]{:S(2)}) collective-permute-start(%a), channel_id=1
+  ROOT %x = f32[1000]{0} collective-permute-done(%sent)
+}"""
+    assert cost_of(parse(text)).collective_bytes == {
+        "all-reduce": 2 * 2 * 3 / 4 * 4 * 1010,
+        "all-gather": 4 * 2020 / 2,
+        "collective-permute": 4 * 1000,
+    }
+
+
 def test_the_largest_temporary_is_named_with_its_place_in_the_model():
     (shape, where), *_ = largest_temporaries(parse(LOOP))
     assert str(shape) == "bf16[6,128,1024]" and where.op_name == "jit(f)/while/body/dot_general"

@@ -303,6 +303,33 @@ def test_the_time_in_which_the_worker_waits_is_not_the_rollouts(make, is_paused)
             time.sleep(2.2)
 
 
+def test_a_tool_that_hangs_while_an_update_goes_first_is_still_too_slow(make):
+    class Hangs:
+        def search(self, query, k=10, where=None):
+            time.sleep(0.5)
+            return [Hit("tiny.apple", 1.0)]
+
+    player, device = make_player(tool=Hangs(), timeout_seconds=0.4), FairLock()
+    source = make(0, steps=1, player=player, device=device)
+    held, done = threading.Event(), threading.Event()
+
+    def update():
+        while not done.is_set():
+            with device:
+                held.set()
+                time.sleep(0.1)
+
+    learner = threading.Thread(target=update)
+    learner.start()
+    held.wait()
+    taken = source.take(None, 0)
+    done.set()
+    learner.join()
+    searched = [t for t in taken.trajectories if t.uid % 3]
+    assert searched and all(t.status == "tool_failure" for t in searched)
+    assert all(t.seconds > 0.5 for t in searched)
+
+
 def test_only_what_an_update_changes_is_copied(make):
     source = make(1, steps=1, frozen={"base": OTHER["final_norm"]})
     params = {"base": OTHER["final_norm"], "lora": OTHER["embedding"]}

@@ -50,8 +50,8 @@ class Scripted:
     def release(self, slot):
         self.ids[slot] = []
 
-    def flush(self, params):
-        pass
+    def append_waiting(self, params):
+        return False
 
     def decode(self, params, budget, sampling):
         chunk = Chunk(

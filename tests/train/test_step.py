@@ -9,8 +9,11 @@ import numpy as np
 import optax
 import pytest
 
+from searchrl_jax.models.axes import PARAMETER_AXES
 from searchrl_jax.ops import attention
 from searchrl_jax.ops.sampling import processed_log_probs
+from searchrl_jax.parallel.mesh import make_mesh
+from searchrl_jax.parallel.rules import place_rows, tree_shardings
 from searchrl_jax.rollout.batch import RowShape, Sample, pack
 from searchrl_jax.rollout.engine import Engine, Sampling, Shapes
 from searchrl_jax.testing.tiny import tiny_decoder_config, tiny_params
@@ -390,6 +393,21 @@ def test_remat_changes_no_gradient():
     assert "optimization_barrier" not in plain.lower(PARAMS).as_text()
     want = sums_and_grads(PPO, PARAMS, rows)[1]
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5, rtol=1e-4), again(PARAMS), want)
+
+
+def test_micro_batches_of_one_shape_are_compiled_for_once(caplog):
+    mesh = make_mesh(1, 1, 1, jax.devices()[:1])
+    state = init_state(PARAMS, optax.sgd(0.1))
+    shardings = tree_shardings(mesh, state, PARAMETER_AXES)
+    state = jax.device_put(jax.tree.map(jnp.copy, state), shardings)
+    update = make_update(CONFIG, PPO, optax.sgd(0.1), shardings)
+    batches = [place_rows(mesh, pack([sample], [SHAPE])[0]) for sample in samples()[:3]]
+    with jax.log_compiles(), caplog.at_level("WARNING"):
+        for _ in range(2):
+            state, _ = update(state, batches)
+    compiled = [record.message for record in caplog.records if "Compiling" in record.message]
+    assert sum("accumulate" in message for message in compiled) == 1
+    assert sum("apply" in message for message in compiled) == 1
 
 
 def test_a_value_model_without_an_optimizer_is_refused():
