@@ -99,7 +99,7 @@ class DemonstrationStream:
         self.next = 0
 
     def demonstration(self, n: int) -> list[Sample]:
-        """The rows of the n-th: one, unless its history is compressed."""
+        """The rows of the n-th: one, unless its history is compressed. A row with slips alone teaches nothing."""
         rng = np.random.default_rng([self.seed, n])
         task = self.tasks[int(rng.integers(len(self.tasks)))]
         demo = self.demonstrator.demonstrate(task, rng)
@@ -108,6 +108,7 @@ class DemonstrationStream:
             ids = self.scramble(ids, rng, self._frame(task))
         zeros = np.zeros(len(ids), np.float32)
         rows = rows_between(demo.row_starts, demo.is_action)
+        rows = [row for row in rows if demo.is_imitated[row].any()]
         return [Sample(ids[row], demo.is_imitated[row], zeros[row], zeros[row]) for row in rows]
 
     def _frame(self, task: Task) -> list[int]:

@@ -168,17 +168,18 @@ def test_each_trajectory_keeps_its_weight_whatever_its_rows(played):  # fault 5
     table = np.tile(advantages.T, (1, max(trajectory.num_action_tokens for trajectory in played[1])))
     samples = [with_tables(part, {"advantage": table}) for part in parts_of(groups, np.ones((1, 6), bool))]
     assert len(samples) == sum(len(trajectory.row_starts) for trajectory in played[1]) > 6
-    for how in ("token_mean", "sequence_mean"):
+    tokens = np.array([trajectory.num_action_tokens for trajectory in played[1]])
+    weights = {"token_mean": tokens / tokens.sum(), "sequence_mean": np.full(6, 1 / 6), "constant": tokens / (6 * 50)}
+    for how, weight in weights.items():
         parts = [
             aggregate(
                 jnp.asarray(sample.advantage)[None] * 2,
                 jnp.asarray(sample.is_action)[None],
                 how,
                 trajectory_tokens=jnp.full((1, len(sample.is_action)), sample.trajectory_tokens),
+                normalizer=50.0 if how == "constant" else None,
             )
             for sample in samples
         ]
         found = divide(sum(total for total, _ in parts), sum(count for _, count in parts))
-        tokens = np.array([trajectory.num_action_tokens for trajectory in played[1]])
-        weight = tokens / tokens.sum() if how == "token_mean" else np.full(6, 1 / 6)
         assert float(found) == pytest.approx(float((2 * advantages[0] * weight).sum()), abs=1e-5)

@@ -98,6 +98,13 @@ def test_batches_go_on_from_the_update_and_the_number_of_the_next_demonstration(
     assert resumed.next == whole.next > first.next > 0
 
 
+def test_a_row_of_slips_alone_is_left_out() -> None:
+    """It ended a warm-up with compressed histories."""
+    source = stream(keep_observations=1, slips=1.0)
+    parts = [source.demonstration(n) for n in range(60)]
+    assert all(sample.is_action.any() for part in parts for sample in part) and all(parts)
+
+
 def test_only_training_tasks_are_shown() -> None:
     prompts = {tuple(DIALECT.render_prompt(task.query)) for task in TASKS}
     for n in range(60):
