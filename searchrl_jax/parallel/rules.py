@@ -67,7 +67,7 @@ def tree_shardings(
     def sharding(path: tuple, leaf: Any) -> NamedSharding:
         if leaf.ndim == 0:
             return NamedSharding(mesh, PartitionSpec())
-        name = path_name(path)
+        name = _name(path)
         if name not in axes:
             raise ValueError(f"{name}: expected a path out of {sorted(axes)}; name the axes of this array there")
         logical = axes[name]
@@ -89,8 +89,7 @@ def tree_shardings(
     return jax.tree_util.tree_map_with_path(sharding, tree)
 
 
-def path_name(path: tuple) -> str:
-    """The name of an array in a tree, as the tables of axes have it."""
+def _name(path: tuple) -> str:
     keys = [str(key.key) for key in path if isinstance(key, DictKey) and not str(key.key).isdigit()]
     return "/".join(keys or [key.name for key in path if isinstance(key, GetAttrKey)])
 

@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax.traverse_util import flatten_dict
 from safetensors.numpy import load_file, save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -112,6 +114,21 @@ def test_adapters_added_to_the_checkpoint_are_the_tuned_model(
         assert np.abs(added).max() > 0
         np.testing.assert_allclose(tuned["layers"]["up"][layer] - first["layers"]["up"][layer], added, atol=1e-6)
     np.testing.assert_array_equal(tuned["embedding"], first["embedding"])
+
+
+def test_a_narrow_base_gets_wide_adapters(of_checkpoint: dict[str, Any], checkpoint: Path, tmp_path: Path) -> None:
+    changes = {"model.dtype": "bfloat16", "lora.lora_rank": 2, "rl.advantage_method": "gae", "rl.entropy_coef": -1.0}
+    _, tuned = finished(of_checkpoint, tmp_path / "run", **changes)
+    _, first = load_pretrained(checkpoint)
+    adapted = ("q", "k", "v", "o", "gate", "up", "down")
+    for name, x in flatten_dict(tuned, sep="/").items():
+        assert x.dtype == jnp.bfloat16
+        if name.removeprefix("layers/") not in adapted:
+            np.testing.assert_array_equal(x, flatten_dict(first, sep="/")[name].astype(jnp.bfloat16), err_msg=name)
+    adapters = load_file(tmp_path / "run" / "adapters" / "adapter_model.safetensors")
+    assert all(x.dtype == np.float32 for x in adapters.values())
+    with pytest.raises(ValueError, match="expected float32 where the base itself is trained"):
+        finished(of_checkpoint, tmp_path / "other", **{"model.dtype": "bfloat16"})
 
 
 @pytest.mark.parametrize(
