@@ -138,3 +138,18 @@ def differences(
         elif one != other:
             found.append((name, one, other))
     return found
+
+
+def changes(
+    stored: Mapping[str, Any], current: Mapping[str, Any], ignore: tuple[str, ...] = ()
+) -> list[tuple[str, Any, Any]]:
+    """`differences`, without the settings that came after `stored` was written and stand at their default: a new
+    setting's default is what was done before there was one."""
+    defaults = to_json(Experiment(exp="", scale=""))
+
+    def is_new(name: str, before: Any, now: Any) -> bool:
+        group, _, leaf = name.partition(".")
+        known = leaf and leaf not in stored.get(group, {}) and leaf in defaults.get(group, {})
+        return bool(known) and before is None and now == defaults[group][leaf]
+
+    return [each for each in differences(stored, current, ignore) if not is_new(*each)]

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
-from searchrl_jax.config.overlays import differences
+from searchrl_jax.config.overlays import changes
 
 # Differing names that a message lists before it only counts the rest.
 _LISTED = 8
@@ -188,7 +188,7 @@ class Checkpointer:
     def _read_host(self, step: int) -> dict[str, Any]:
         """The checkpoint's JSON part, once its configuration is known to be this run's."""
         host: dict[str, Any] = self._read(step, "host", ocp.args.JsonRestore())
-        found = differences(host["config"], self._config, self._may_differ)
+        found = changes(host["config"], self._config, self._may_differ)
         if found:
             clauses = [f"{name} was {stored!r}, is {current!r}" for name, stored, current in found]
             raise CheckpointMismatch(

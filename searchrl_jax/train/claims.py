@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from searchrl_jax.config.overlays import differences
+from searchrl_jax.config.overlays import changes
 
 Difference = tuple[str, Any, Any]
 
@@ -30,7 +30,7 @@ def claim(
             began_with = None
         if not isinstance(began_with, dict):
             raise ValueError(f"{path}: expected what a run wrote there, got no JSON object; give another --workdir")
-        found = differences(began_with, wanted, ignore)
+        found = changes(began_with, wanted, ignore)
         if found:
             raise ValueError(refusal(found))
     partial = path.with_suffix(".partial")

@@ -5,7 +5,15 @@ import json
 
 import pytest
 
-from searchrl_jax.config.overlays import differences, flatten, from_json, settings, to_json, with_overrides
+from searchrl_jax.config.overlays import (
+    changes,
+    differences,
+    flatten,
+    from_json,
+    settings,
+    to_json,
+    with_overrides,
+)
 from searchrl_jax.config.schema import RESUMABLE_CHANGES, Experiment
 
 
@@ -87,6 +95,18 @@ def test_differences_of_versions_and_ignored_names():
     assert differences({"g": {"x": 1}}, {}) == [("g.x", 1, None)]
     assert differences({"g": {"x": 1, "y": 1}}, {"g": {"x": 2, "y": 2}}, ignore=("g.x",)) == [("g.y", 1, 2)]
     assert differences({"g": {"x": 1, "y": 1}}, {"g": {"x": 2, "y": 2}}, ignore=("g",)) == []
+
+
+def test_a_setting_that_is_new_may_stand_at_its_default():
+    stored = to_json(experiment())
+    del stored["model"]["dtype"], stored["rl"]["loss_fn"]
+    assert changes(stored, to_json(experiment())) == []
+    assert changes(stored, to_json(with_overrides(experiment(), {"rl.loss_fn": "cispo"}))) == [
+        ("rl.loss_fn", None, "cispo")
+    ]
+    assert changes({}, {"documents": "1"}) == [("documents", None, "1")]
+    other = to_json(with_overrides(experiment(), {"seed": 1}))
+    assert changes(stored, other) == [("seed", 0, 1)] and changes(other | {"gone": 1}, other) == [("gone", 1, None)]
 
 
 def test_names_that_may_change_on_a_resume_exist():
