@@ -101,7 +101,7 @@ def _local() -> Experiment:
 
 
 def _pretrained() -> Experiment:
-    """Not run to its end yet: batch, steps and learning rates are a start, and no result stands behind them."""
+    """Short episodes: on a CPU of 2 cores some 3 minutes a step go by with 24 rollouts of 600 tokens."""
     try:
         path = str(smollm2_path())
     except ValueError:  # its package isn't installed
@@ -109,19 +109,26 @@ def _pretrained() -> Experiment:
     return Experiment(
         exp="mtrl_search",
         scale="pretrained",
-        batch=BatchConfig(global_batch_size=4, group_size=8),
-        rl=RLConfig(advantage_normalization=False),
-        sampling=SamplingConfig(sampling_max_tokens=96),
-        val=ValConfig(temperatures=(1.0,), val_batch_size=48),
-        schedule=ScheduleConfig(max_steps=30, val_every=15),
-        optimizer=OptimizerConfig(learning_rate=2e-4, learning_rate_end=0.0),
+        batch=BatchConfig(global_batch_size=4, group_size=6),
+        rl=RLConfig(minibatches=2, advantage_normalization=False),
+        sampling=SamplingConfig(sampling_max_tokens=80),
+        val=ValConfig(temperatures=(1.0,), val_at_start=False),
+        schedule=ScheduleConfig(max_steps=15, val_every=0, save_every=3),
+        optimizer=OptimizerConfig(learning_rate=8e-4, learning_rate_end=0.0),
         lora=LoraConfig(lora_rank=32),
         rollout=RolloutConfig(rollout_max_concurrency=16, max_steps_off_policy=0),
         data=DataConfig(bm25_lead_weight=4),
-        env=EnvConfig(max_turns=5, max_tokens_per_episode=2048, observation_tokens=256, see_also=3),
+        env=EnvConfig(
+            max_turns=4,
+            max_tokens_per_episode=832,
+            results_per_search=4,
+            observation_words=5,
+            observation_tokens=128,
+            see_also=3,
+        ),
         model=ModelConfig(path=path, dialect="plain"),
-        warmup=WarmupConfig(steps=100, learning_rate=1e-4, slips=0.2, lazy=0.12, rambling=0.12, overlong=0.12),
-        evaluation=EvaluationConfig(tasks=120),
+        warmup=WarmupConfig(steps=40, learning_rate=1e-4, slips=0.2, lazy=0.12, rambling=0.12, overlong=0.12),
+        evaluation=EvaluationConfig(tasks=80, temperatures=(1.0, 0.0)),
     )
 
 

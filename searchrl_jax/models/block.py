@@ -40,14 +40,14 @@ class Past:
 
 @struct.dataclass
 class Shared:
-    """What all layers see alike. Rows are packed (`segment_ids`, no past), or there is a mask per block of keys.
+    """What all layers see. Rows are packed (`segment_ids`, no past), or there is a mask per block of keys.
 
-    `key_positions` are those of each block, its new keys among them; `is_real` is false where a token must leave no
-    trace; the rotary tables are those of each layer of the period.
+    Masks, the positions of each block's keys (the new ones among them) and rotary tables are those of each layer of the
+    period; `is_real` is false where a token must leave no trace.
     """
 
-    masks: tuple[Bool[Array, "#B #T S"], ...]
-    key_positions: tuple[Int[Array, "#B S"], ...]
+    masks: tuple[tuple[Bool[Array, "#B #T S"], ...], ...]
+    key_positions: tuple[tuple[Int[Array, "#B S"], ...], ...]
     positions: Int[Array, "B T"]
     is_real: Bool[Array, "B T"] | None
     tables: tuple[tuple[Float[Array, "B T half"], Float[Array, "B T half"]], ...]
@@ -128,9 +128,10 @@ class Block(nn.Module):
         sink = self.param("sink", nn.initializers.normal(1.0), (cfg.num_heads,)) if cfg.has_sinks else None
         scale = 1.0 if cfg.is_gemma else None
         if shared.segment_ids is None:
-            masks = shared.masks
+            masks = shared.masks[self.place]
             if layer.window is not None:
-                distances = [shared.positions[:, :, None] - at[:, None, :] for at in shared.key_positions]
+                at_place = shared.key_positions[self.place]
+                distances = [shared.positions[:, :, None] - at[:, None, :] for at in at_place]
                 masks = tuple(mask & (far < layer.window) for mask, far in zip(masks, distances, strict=True))
             keys, values = (*past.k, k_BKTH), (*past.v, v_BKTH)
             blocks = [KeyBlock(*block) for block in zip(keys, values, masks, strict=True)]

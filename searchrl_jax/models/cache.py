@@ -15,8 +15,8 @@ class Cache:
     """The state of B rows; row b holds `length[b]` tokens.
 
     Each field has an array per layer of the period, with a leading axis Y over periods; what a layer has no use for is
-    of size 0. Entries of `k` and `v` at or past `length[b]` are garbage that no query reads. Windowed layers hold all
-    S entries, too.
+    of size 0. The token at position p stands at entry p of `k` and `v` or, where the layer's window lets it hold fewer
+    (`is_ring`), at p mod S. Other entries are garbage that no query reads; `cached_positions` tells them apart.
     """
 
     k: tuple[Float[Array, "Y B K S H"], ...]
@@ -24,22 +24,43 @@ class Cache:
     conv: tuple[Float[Array, "Y B W-1 I"], ...]
     state: tuple[Float[Array, "Y B N H J"], ...]
     length: Int[Array, " B"]
-
-    @property
-    def capacity(self) -> int:
-        """Tokens that a row may hold."""
-        return self.k[0].shape[3]
+    is_ring: tuple[bool, ...] = struct.field(pytree_node=False)
 
 
-def init_cache(config: DecoderConfig, rows: int, capacity: int, dtype: jnp.dtype = jnp.float32) -> Cache:
-    """An empty cache of `rows` rows of `capacity` tokens. Recurrent states are float32 whatever `dtype`."""
+def init_cache(
+    config: DecoderConfig, rows: int, capacity: int, dtype: jnp.dtype = jnp.float32, *, piece: int | None = None
+) -> Cache:
+    """An empty cache of `rows` rows of `capacity` tokens. Recurrent states are float32 whatever `dtype`.
+
+    Args:
+        piece: tokens that one write adds at most: a layer with a window then holds window + piece entries. What a write
+            overwrites, padding included, is then behind the window of whatever comes next. None for `capacity` in all.
+    """
+    sizes = [
+        capacity if piece is None or layer.window is None else min(capacity, layer.window + piece)
+        for layer in config.period
+    ]
 
     def keys() -> tuple[Array, ...]:
-        sizes = [(each.num_kv_heads, each.head_dim) if each.kind == "attention" else (0, 0) for each in config.period]
-        return tuple(jnp.zeros((config.num_periods, rows, K, capacity, H), dtype) for K, H in sizes)
+        shapes = [
+            (each.num_kv_heads, size, each.head_dim) if each.kind == "attention" else (0, capacity, 0)
+            for each, size in zip(config.period, sizes, strict=True)
+        ]
+        return tuple(jnp.zeros((config.num_periods, rows, *shape), dtype) for shape in shapes)
 
     conv, state = empty_states(config, rows, dtype)
-    return Cache(k=keys(), v=keys(), conv=conv, state=state, length=jnp.zeros(rows, jnp.int32))
+    is_ring = tuple(size < capacity for size in sizes)
+    return Cache(k=keys(), v=keys(), conv=conv, state=state, length=jnp.zeros(rows, jnp.int32), is_ring=is_ring)
+
+
+def cached_positions(size: int, length: Int[Array, " B"]) -> Int[Array, "B S"]:
+    """The position of the token at each of `size` entries of rows of `length` tokens; below 0 where there is none.
+
+        entry s:  the largest p < length with p = s (mod size)
+
+    So of a ring, and of the first entries of any layer, as many as hold its longest row.
+    """
+    return length[:, None] - 1 - (length[:, None] - 1 - jnp.arange(size)) % max(size, 1)
 
 
 def empty_states(
@@ -75,6 +96,7 @@ def rows_of(cache: Cache, slots: Int[Array, " R"], bucket: int) -> Cache:
         conv=tuple(conv[:, slots] for conv in cache.conv),
         state=tuple(state[:, slots] for state in cache.state),
         length=cache.length[slots],
+        is_ring=cache.is_ring,
     )
 
 
@@ -93,20 +115,21 @@ def reset_row(cache: Cache, slot: Int[Array, ""]) -> Cache:
         return jnp.where(is_kept.reshape(1, -1, *[1] * (x.ndim - 2)), x, 0)
 
     conv, state = (tuple(kept(x) for x in arrays) for arrays in (cache.conv, cache.state))
-    return Cache(cache.k, cache.v, conv, state, jnp.where(is_kept, cache.length, 0))
+    return dataclasses.replace(cache, conv=conv, state=state, length=jnp.where(is_kept, cache.length, 0))
 
 
 def reset_all(cache: Cache) -> Cache:
     """The cache without the tokens of any row."""
-    zeros = jax.tree.map(jnp.zeros_like, (cache.conv, cache.state, cache.length))
-    return Cache(cache.k, cache.v, *zeros)
+    conv, state, length = jax.tree.map(jnp.zeros_like, (cache.conv, cache.state, cache.length))
+    return dataclasses.replace(cache, conv=conv, state=state, length=length)
 
 
 def write_rows(cache: Cache, entries: Entries, num_new: Int[Array, " R"], slots: Int[Array, " R"]) -> Cache:
     """The cache after row `slots[r]` took the first `num_new[r]` tokens of `entries`; none where `num_new[r]` is 0.
 
-    What stands past `num_new[r]` is written too, past the row's new length, where nobody reads it. The caller leaves
-    room for it: length + T <= S, or `dynamic_update_slice` would move the write back over valid entries.
+    What stands past `num_new[r]` is written too, where nobody reads it: past the row's new length or, in a ring, behind
+    the window. The caller leaves room for it: length + T <= S but in a ring, or `dynamic_update_slice` would move the
+    write back over valid entries.
     """
 
     def write(r: Int[Array, ""], cache: Cache) -> Cache:
@@ -121,15 +144,67 @@ def write_rows(cache: Cache, entries: Entries, num_new: Int[Array, " R"], slots:
         def put_all(into: tuple[Array, ...], new: tuple[Array, ...], at: tuple) -> tuple[Array, ...]:
             return tuple(put(*pair, at) for pair in zip(into, new, strict=True))
 
+        def put_around(into: Array, new: Array) -> Array:
+            size, at = into.shape[3], (0, slot, 0, 0, 0)
+            since = (jnp.arange(size) - start) % size  # new tokens before the one that an entry takes
+            row = jax.lax.dynamic_slice(into, at, (into.shape[0], 1, *into.shape[2:]))
+            piece = jax.lax.dynamic_slice_in_dim(new, r, 1, axis=1).astype(into.dtype)
+            taken = jnp.take(piece, since, axis=3, mode="clip")
+            is_new = (since < piece.shape[3])[:, None] & is_real
+            return jax.lax.dynamic_update_slice(into, jnp.where(is_new, taken, row), at)
+
+        def put_entries(into: tuple[Array, ...], new: tuple[Array, ...]) -> tuple[Array, ...]:
+            return tuple(
+                put_around(old, added) if is_ring else put(old, added, (0, slot, 0, start, 0))
+                for old, added, is_ring in zip(into, new, cache.is_ring, strict=True)
+            )
+
         return Cache(
-            k=put_all(cache.k, entries.k, (0, slot, 0, start, 0)),
-            v=put_all(cache.v, entries.v, (0, slot, 0, start, 0)),
+            k=put_entries(cache.k, entries.k),
+            v=put_entries(cache.v, entries.v),
             conv=put_all(cache.conv, entries.conv, (0, slot, 0, 0)),
             state=put_all(cache.state, entries.state, (0, slot, 0, 0, 0)),
             length=cache.length.at[slot].add(num_new[r]),
+            is_ring=cache.is_ring,
         )
 
     return jax.lax.fori_loop(0, slots.shape[0], write, cache)
+
+
+def copy_rows(
+    cache: Cache, sources: Int[Array, " N"], targets: Int[Array, " N"], lengths: Int[Array, " N"], bucket: int
+) -> Cache:
+    """The cache after row `targets[n]` became row `sources[n]`, of which it holds the first `lengths[n]` tokens.
+
+    A row with convolution inputs, recurrent states or rings can be copied as a whole alone: they end with its last
+    token.
+
+    Args:
+        lengths: at most `bucket`; 0 for nothing to copy, at the end.
+        bucket: keys and values to copy.
+    """
+
+    def copy(n: Int[Array, ""], cache: Cache) -> Cache:
+        source, target = sources[n], targets[n]
+
+        def put(x: Array) -> Array:
+            row = jax.lax.dynamic_slice_in_dim(x, source, 1, axis=1)
+            return jax.lax.dynamic_update_slice_in_dim(x, row, target, axis=1)
+
+        def put_entries(x: Array) -> Array:
+            row = jax.lax.dynamic_slice_in_dim(x[:, :, :, :bucket], source, 1, axis=1)
+            return jax.lax.dynamic_update_slice(x, row, (0, target, 0, 0, 0))
+
+        return Cache(
+            k=tuple(put_entries(k) for k in cache.k),
+            v=tuple(put_entries(v) for v in cache.v),
+            conv=tuple(put(conv) for conv in cache.conv),
+            state=tuple(put(state) for state in cache.state),
+            length=cache.length.at[target].set(lengths[n]),
+            is_ring=cache.is_ring,
+        )
+
+    return jax.lax.fori_loop(0, jnp.sum(lengths > 0), copy, cache)
 
 
 @struct.dataclass

@@ -29,7 +29,7 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, Int
 
 from searchrl_jax.models.block import STREAM, Block, Past, RMSNorm, Shared
-from searchrl_jax.models.cache import Cache, Entries, Stage, empty_states
+from searchrl_jax.models.cache import Cache, Entries, Stage, cached_positions, empty_states
 from searchrl_jax.models.config import DecoderConfig, Layer
 from searchrl_jax.ops.convolution import convolution_state
 from searchrl_jax.ops.rope import rotary_tables
@@ -92,8 +92,8 @@ class Decoder(nn.Module):
         tokens: Int[Array, "B T"],
         positions: Int[Array, "B T"],
         pasts: tuple[Past, ...],
-        masks: tuple[Bool[Array, "#B #T S"], ...] = (),
-        key_positions: tuple[Int[Array, "#B S"], ...] = (),
+        masks: tuple[tuple[Bool[Array, "#B #T S"], ...], ...] = (),
+        key_positions: tuple[tuple[Int[Array, "#B S"], ...], ...] = (),
         is_real: Bool[Array, "B T"] | None = None,
         segment_ids: Int[Array, "B T"] | None = None,
     ) -> tuple[Float[Array, "B T D"], New]:
@@ -212,17 +212,17 @@ def append(
         num_new: tokens to append per row; the rest of the row is padding.
         mesh: that the rows lie on; None for one device.
     """
-    T, S = tokens.shape[1], cache.capacity
+    T = tokens.shape[1]
     positions = cache.length[:, None] + jnp.arange(T)
-    cached = (jnp.arange(S)[None, :] < cache.length[:, None])[:, None, :]
+    cached_at = [cached_positions(k.shape[3], cache.length) for k in cache.k]
     new_causal = (jnp.arange(T)[:, None] >= jnp.arange(T)[None, :])[None]
     is_real = jnp.arange(T) < num_new[:, None]
     pasts = tuple(
         Past((k,), (v,), conv, state)
         for k, v, conv, state in zip(cache.k, cache.v, cache.conv, cache.state, strict=True)
     )
-    at = (jnp.arange(S)[None], positions)
-    model, masks = Decoder(config, mesh=mesh), (cached, new_causal)
+    at = tuple((each, positions) for each in cached_at)
+    model, masks = Decoder(config, mesh=mesh), tuple(((each >= 0)[:, None, :], new_causal) for each in cached_at)
     found: Any = model.apply(_variables(params), tokens, positions, pasts, masks, at, is_real)
     hidden, new = found
     state_of = jax.vmap(convolution_state, in_axes=(0, 0, None))
@@ -269,11 +269,11 @@ def decode_step(
             token back out of it; their logits are garbage.
     """
     positions = (cache.length + step)[:, None]
-    S, C = cache.capacity, stage.k[0].shape[3]
-    cached = (jnp.arange(S)[None, :] < cache.length[:, None])[:, None, :]
+    C = stage.k[0].shape[3]
+    cached_at = [cached_positions(k.shape[3], cache.length) for k in cache.k]
     staged = (jnp.arange(C) < step)[None, None, :]
     itself = jnp.ones((1, 1, 1), bool)
-    at = (jnp.arange(S)[None], cache.length[:, None] + jnp.arange(C), positions)
+    at = tuple((each, cache.length[:, None] + jnp.arange(C), positions) for each in cached_at)
     pasts = tuple(
         Past(
             (cache.k[i], stage.k[i]),
@@ -283,8 +283,7 @@ def decode_step(
         )
         for i in range(len(cache.k))
     )
-    model = Decoder(config)
-    masks = (cached, staged, itself)
+    model, masks = Decoder(config), tuple(((each >= 0)[:, None, :], staged, itself) for each in cached_at)
     found: Any = model.apply(_variables(params), tokens[:, None], positions, pasts, masks, at, is_live[:, None])
     hidden, new = found
     logits: Any = model.apply(_variables(params), hidden[:, 0], method="unembed")

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 import jax
+from jax.experimental.mesh_utils import create_device_mesh
 from jax.sharding import AxisType, Mesh
 
 AXES = ("data", "fsdp", "tensor")
@@ -31,12 +32,16 @@ def make_mesh(data: int, fsdp: int, tensor: int, devices: Sequence[jax.Device] |
     devices = jax.devices() if devices is None else devices
     product = data * fsdp * tensor
     if product != len(devices):
-        shape = " * ".join(f"{axis} {size}" for axis, size in sizes.items())
+        factors = " * ".join(f"{axis} {size}" for axis, size in sizes.items())
         raise ValueError(
-            f"mesh: expected a product equal to the {len(devices)} devices there are, got {shape} = {product}; "
+            f"mesh: expected a product equal to the {len(devices)} devices there are, got {factors} = {product}; "
             "change an axis, or pass the devices to use"
         )
-    return jax.make_mesh((data, fsdp, tensor), AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=devices)
+    shape, types = (data, fsdp, tensor), (AxisType.Auto,) * len(AXES)
+    try:
+        return jax.make_mesh(shape, AXES, axis_types=types, devices=devices)
+    except NotImplementedError:  # an axis takes a part of a dimension of the torus, as 8 does of 4x4x4
+        return Mesh(create_device_mesh(shape, devices, allow_split_physical_axes=True), AXES, axis_types=types)
 
 
 def device_memory(mesh: Mesh) -> dict[str, float]:

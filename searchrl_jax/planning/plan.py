@@ -19,7 +19,6 @@ from jax.sharding import Mesh
 
 from searchrl_jax.config.schema import Experiment
 from searchrl_jax.models.axes import ADAPTER_AXES, CACHE_AXES, PARAMETER_AXES, VALUE_HEAD_AXES
-from searchrl_jax.models.cache import init_cache
 from searchrl_jax.models.config import DecoderConfig
 from searchrl_jax.models.decoder import init_params
 from searchrl_jax.models.dtype import held_in
@@ -151,7 +150,7 @@ def make_plan(
     base, state = weights
     shapes = engine_shapes(experiment, mesh, DIALECT_TOKENS)
     dtype = jnp.dtype(experiment.model.dtype)
-    cache = jax.eval_shape(lambda: init_cache(decoder, shapes.slots, shapes.cache_length, dtype))
+    cache = jax.eval_shape(lambda: shapes.empty_cache(decoder, dtype))
     cache = _placed(cache, tree_shardings(mesh, cache, CACHE_AXES))
     trained = weights_of(state)
     resident = {

@@ -1,8 +1,11 @@
-"""The slot engine: append what waits, then decode a chunk, in a short list of shapes."""
+"""The slot engine: append what waits, then decode a chunk, in a short list of shapes.
+
+What several slots begin with is computed once and copied, as the prompt of a group's rollouts.
+"""
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,6 +19,7 @@ from searchrl_jax.models.cache import (
     Cache,
     Entries,
     Stage,
+    copy_rows,
     first_entries,
     init_cache,
     init_stage,
@@ -28,6 +32,8 @@ from searchrl_jax.models.cache import (
 from searchrl_jax.models.config import DecoderConfig
 from searchrl_jax.models.decoder import Params, apart, append, decode_step, together
 from searchrl_jax.ops.sampling import sample
+
+SHARED_AT_LEAST = 16  # tokens that two slots begin with, for which a copy is worth a call
 
 
 @dataclass(frozen=True)
@@ -65,16 +71,27 @@ class Shapes:
         Args:
             observation: tokens of the longest observation; appends are as wide, or 64 wide for short prompts.
         """
-        rows = sorted({max(1, slots // 2), slots})
+        rows = sorted({max(1, slots // share) for share in (1, 2, 4, 8)})
         wide = 32 * math.ceil(observation / 32)
-        # Attention over cached keys is bound by memory, so a third less to read is a third less time.
-        keys = sorted({min(capacity, 128 * math.ceil(capacity * third / 384)) for third in (1, 2, 3)})
-        return Shapes(slots, capacity, chunk, tuple(rows), tuple(sorted({min(64, wide), wide})), tuple(keys))
+        # Attention over cached keys is bound by memory, so a third less to read is a third less time. All of them are
+        # read where they stand; fewer are copied first.
+        keys = {128 * math.ceil(capacity * third / 384) for third in (1, 2)}
+        keys = {key for key in keys if key < capacity} | {capacity + max(chunk, wide)}
+        return Shapes(slots, capacity, chunk, tuple(rows), tuple(sorted({min(64, wide), wide})), tuple(sorted(keys)))
+
+    @property
+    def piece(self) -> int:
+        """Tokens that one call adds to a slot at most."""
+        return max(self.chunk, self.append_tokens[-1])
 
     @property
     def cache_length(self) -> int:
         """Entries allocated per slot: a write of any shape that begins inside the capacity stays inside the array."""
-        return max(self.capacity + max(self.chunk, self.append_tokens[-1]), self.key_buckets[-1])
+        return max(self.capacity + self.piece, self.key_buckets[-1])
+
+    def empty_cache(self, config: DecoderConfig, dtype: Any = jnp.float32) -> Cache:
+        """What the engine's slots begin with."""
+        return init_cache(config, self.slots, self.cache_length, dtype, piece=self.piece)
 
 
 def smallest_fitting(options: Sequence[int], size: int) -> int:
@@ -123,8 +140,16 @@ class Engine:
             dtype: of what the cache holds; that of the activations.
         """
         self.config, self.shapes, self.stop_ids, self.run_key = config, shapes, tuple(stop_ids), run_key
-        self.cache = init_cache(config, shapes.slots, shapes.cache_length, dtype)
+        self.cache = shapes.empty_cache(config, dtype)
         self._is_spread = _is_spread(cache_sharding)
+        # Devices among which the rows are shared out.
+        self._shards = 1
+        if cache_sharding is not None:
+            self._shards = shapes.slots // cache_sharding.length.shard_shape((shapes.slots,))[0]
+        # Only what each row holds of every layer can be cut short.
+        self._is_positional = not any(x.size for x in (*self.cache.conv, *self.cache.state)) and not any(
+            self.cache.is_ring
+        )
         if cache_sharding is not None:
             self.cache = jax.device_put(self.cache, cache_sharding)
         self.ids: list[list[int]] = [[] for _ in range(shapes.slots)]
@@ -135,6 +160,12 @@ class Engine:
         # The cache stays where it is, or each call would compile anew for the last one's placement.
         self._append = jax.jit(
             functools.partial(_append_rows, config, cache_sharding),
+            donate_argnames="cache",
+            static_argnames="bucket",
+            out_shardings=cache_sharding,
+        )
+        self._copy = jax.jit(
+            functools.partial(_copy_rows, cache_sharding),
             donate_argnames="cache",
             static_argnames="bucket",
             out_shardings=cache_sharding,
@@ -191,26 +222,76 @@ class Engine:
             pass
 
     def append_waiting(self, params: Params) -> bool:
-        """Appends one piece of what waits, in all slots where something does; whether more waits then."""
+        """Appends one piece of what waits, in all slots where something does; whether more waits then.
+
+        A slot that begins as another does waits for that one, and then takes a copy of what both begin with.
+        """
         shapes = self.shapes
-        missing = {slot: len(ids) - 1 - self.held[slot] for slot, ids in enumerate(self.ids)}
-        slots = [slot for slot, count in missing.items() if count > 0]
-        if not slots:
-            return False
-        widest = max(missing[slot] for slot in slots)
-        width = smallest_fitting(shapes.append_tokens, min(widest, shapes.append_tokens[-1]))
-        rows = shapes.slots if self._is_spread else smallest_fitting(shapes.append_rows, len(slots))
-        tokens = np.zeros((rows, width), np.int32)
-        num_new = np.zeros(rows, np.int32)
-        slot_index = np.zeros(rows, np.int32)
-        bucket = smallest_fitting(shapes.key_buckets, int(max(self.held[slot] for slot in slots)))
-        for row, slot in zip(slots if self._is_spread else range(rows), slots, strict=False):
-            piece = self.ids[slot][self.held[slot] : -1][:width]
-            tokens[row, : len(piece)] = piece
-            num_new[row], slot_index[row] = len(piece), slot
-            self.held[slot] += len(piece)
-        self.cache = self._append(params, self.cache, tokens, num_new, slot_index, bucket=bucket)
-        return widest > width
+        fed = {slot: np.array(ids[:-1], np.int32) for slot, ids in enumerate(self.ids) if ids}
+        following = self._follow(fed)
+        slots = [slot for slot in fed if slot not in following and len(fed[slot]) > self.held[slot]]
+        if slots:
+            missing = {slot: len(fed[slot]) - self.held[slot] for slot in slots}
+            widest = max(missing.values())
+            width = smallest_fitting(shapes.append_tokens, min(widest, shapes.append_tokens[-1]))
+            rows = shapes.slots if self._is_spread else smallest_fitting(shapes.append_rows, len(slots))
+            tokens = np.zeros((rows, width), np.int32)
+            num_new = np.zeros(rows, np.int32)
+            slot_index = np.zeros(rows, np.int32)
+            bucket = smallest_fitting(shapes.key_buckets, int(max(self.held[slot] for slot in slots)))
+            for row, slot in zip(slots if self._is_spread else range(rows), slots, strict=False):
+                piece = fed[slot][self.held[slot] :][:width]
+                tokens[row, : len(piece)] = piece
+                num_new[row], slot_index[row] = len(piece), slot
+                self.held[slot] += len(piece)
+            self.cache = self._append(params, self.cache, tokens, num_new, slot_index, bucket=bucket)
+        return any(self.held[slot] < len(ids) for slot, ids in fed.items())
+
+    def _follow(self, fed: Mapping[int, Int[np.ndarray, " n"]]) -> set[int]:
+        """Copies to empty slots what others hold of their beginning; the empty slots for which that is still to come.
+
+        Args:
+            fed: the ids that each slot's cache is to hold.
+        """
+        following, copies = set(), []
+        for slot in [slot for slot in fed if not self.held[slot] and len(fed[slot])]:
+            shared = {
+                other: _num_equal(ids, fed[slot])
+                for other, ids in fed.items()
+                if (self.held[other] or other < slot) and self._shard(other) == self._shard(slot)
+            }
+            if not self._is_positional:
+                shared = {other: n for other, n in shared.items() if n == len(fed[other])}
+            shared = {other: n for other, n in shared.items() if n >= SHARED_AT_LEAST}
+            if not shared:
+                continue
+            # Of equals one that holds it already, and else the first, which waits for none of them.
+            leader = max(shared, key=lambda other: (shared[other], self.held[other] >= shared[other], -other))
+            if self.held[leader] < shared[leader]:
+                following.add(slot)
+            else:
+                copies.append((leader, slot, shared[leader]))
+        if copies:
+            self._copy_all(copies)
+        return following
+
+    def _copy_all(self, copies: Sequence[tuple[int, int, int]]) -> None:
+        """Copies: from this slot, to that one, so many tokens."""
+        sources, targets, lengths = np.zeros((3, self.shapes.slots), np.int32)
+        used = np.zeros(self._shards, np.int32)
+        rows = self.shapes.slots // self._shards
+        for source, target, length in copies:
+            shard = self._shard(source)
+            at = shard * rows + used[shard]
+            sources[at], targets[at], lengths[at] = source % rows, target % rows, length
+            used[shard] += 1
+            self.held[target] = length
+        bucket = smallest_fitting(self.shapes.key_buckets, max(length for _, _, length in copies))
+        self.cache = self._copy(self.cache, sources, targets, lengths, bucket=bucket)
+
+    def _shard(self, slot: int) -> int:
+        """The place, along the rows, of the device that holds `slot`."""
+        return slot * self._shards // self.shapes.slots
 
     def decode(self, params: Params, budget: Int[np.ndarray, " B"], sampling: Sampling) -> Chunk:
         """Up to `shapes.chunk` further tokens of each slot with `budget[b] > 0`, at most `budget[b]` of them.
@@ -271,6 +352,33 @@ def _write_all(cache: Cache, added: Stage | Entries, count: Int[Array, " B"], ca
     in_specs = (specs, of_added, specs.length)
     return jax.shard_map(write, mesh=cache_sharding.length.mesh, in_specs=in_specs, out_specs=specs)(
         cache, added, count
+    )
+
+
+def _num_equal(some: Int[np.ndarray, " n"], others: Int[np.ndarray, " m"]) -> int:
+    """With how many equal ids both begin."""
+    count = min(len(some), len(others))
+    differs = some[:count] != others[:count]
+    return int(differs.argmax()) if differs.any() else count
+
+
+def _copy_rows(
+    cache_sharding: Any,
+    cache: Cache,
+    sources: Int[Array, " B"],
+    targets: Int[Array, " B"],
+    lengths: Int[Array, " B"],
+    *,
+    bucket: int,
+) -> Cache:
+    """`copy_rows` on each device among its own rows."""
+    if not _is_spread(cache_sharding):
+        return copy_rows(cache, sources, targets, lengths, bucket)
+    specs = jax.tree.map(lambda sharding: sharding.spec, cache_sharding)
+    in_specs = (specs, specs.length, specs.length, specs.length)
+    copy = functools.partial(copy_rows, bucket=bucket)
+    return jax.shard_map(copy, mesh=cache_sharding.length.mesh, in_specs=in_specs, out_specs=specs)(
+        cache, sources, targets, lengths
     )
 
 

@@ -12,7 +12,6 @@ A document may spell a heading or a tag, but not the end of a turn.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 
 from searchrl_jax.text.calls import Call, Malformed, read_call, require_read_back, write_json
@@ -35,6 +34,13 @@ In every turn you call one of them, like this:
 {CALL_START}
 {{"name": "tool", "arguments": {{"argument": "value"}}}}
 {CALL_END}"""
+
+
+def _described(tool: Tool) -> str:
+    """A tool in one line: few tokens, since every row of a small model begins with them."""
+    arguments = ", ".join(f"{p.name}: {p.kind}" for p in tool.parameters)
+    told = " ".join(f"{p.name}: {p.description}" for p in tool.parameters)
+    return f"{tool.name}({arguments}) {tool.description} {told}"
 
 
 class PlainDialect:
@@ -72,7 +78,7 @@ class PlainDialect:
         words = [] if system is None else [system]
         if self.tools:
             words += ["\n\n" if words else "", TOOLS_BEFORE]
-            words += [json.dumps(tool.schema()["function"], ensure_ascii=False) + "\n" for tool in self.tools]
+            words += [_described(tool) + "\n" for tool in self.tools]
             words.append(TOOLS_AFTER)
         before = [self._start, "system\n", *words, self._end, "\n"] if words else []
         return self._segments.write(*before, self._start, "user\n", question, self._end, "\n", *self._opening())

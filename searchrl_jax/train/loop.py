@@ -25,7 +25,6 @@ from searchrl_jax.env.demonstrator import DemonstrationError, Demonstrator
 from searchrl_jax.evaluation.agents import play_tasks
 from searchrl_jax.evaluation.rescore import TOLERANCE, rescored_metrics, titles_of
 from searchrl_jax.models.axes import CACHE_AXES, PARAMETER_AXES
-from searchrl_jax.models.cache import init_cache
 from searchrl_jax.models.decoder import Params, init_params
 from searchrl_jax.models.dtype import held_in
 from searchrl_jax.models.hf import load_pretrained, save_adapters, save_pretrained
@@ -139,7 +138,7 @@ class _Run:
                 f"{rollout.max_steps_off_policy}; their clocks would schedule rollouts differently: play in turns"
             )
         shapes = engine_shapes(experiment, self.mesh, self.work.dialect.observation_overhead)
-        cache = jax.eval_shape(lambda: init_cache(self.work.model, shapes.slots, shapes.cache_length))
+        cache = jax.eval_shape(lambda: shapes.empty_cache(self.work.model))
         engine = Engine(
             self.work.model,
             shapes,

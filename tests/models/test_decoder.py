@@ -54,12 +54,17 @@ def decode(config, params, cache, fed, num_fed):
     return np.stack(logits), jitted_write(cache, entries, num_fed, jnp.arange(len(fed)))
 
 
-@pytest.mark.parametrize("conv_width", [4, 0])
-def test_ragged_appends_and_chunks_equal_the_full_forward(conv_width):
-    config = tiny_decoder_config(V, conv_width=conv_width)
+@pytest.mark.parametrize(
+    ("conv_width", "pattern", "rings"),
+    [(4, (Layer(),), 0), (0, (Layer(),), 0), (0, (Layer(window=5),), 1), (4, (Layer(window=3), Layer()), 1)],
+)
+def test_ragged_appends_and_chunks_equal_the_full_forward(conv_width, pattern, rings):
+    """With windows, layers keep 5 + 6 or 3 + 6 entries of 20: what is written goes around several times."""
+    config = replace(tiny_decoder_config(V, conv_width=conv_width), pattern=pattern)
     params = tiny_params(config, 0)
     want = plain(TOKENS, config, params)
-    cache = init_cache(config, 3, 32)
+    cache = init_cache(config, 3, 32, piece=6)
+    assert sum(cache.is_ring) == rings
     at = np.zeros(3, int)
 
     def piece(widths, size):

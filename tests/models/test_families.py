@@ -69,7 +69,7 @@ def test_packed_rows_and_their_gradients(config, weights, want):
 def test_prefill_and_ragged_decoding_in_slots_that_others_used(config, weights, want):
     params, logits = nested(weights), want["logits"]
     scale = np.abs(logits).max()
-    cache = init_cache(config, SLOTS, CAPACITY)
+    cache = init_cache(config, SLOTS, CAPACITY, piece=LENGTH)
     trajectory = {0: 1, 1: 1, 2: 0}  # what each slot holds, a row of TOKENS
     at = dict.fromkeys(trajectory, 0)
 

@@ -14,7 +14,6 @@ from searchrl_jax.config.overlays import with_overrides
 from searchrl_jax.config.schema import Experiment
 from searchrl_jax.core.fair_lock import FairLock
 from searchrl_jax.models.axes import ADAPTED, ADAPTER_AXES, CACHE_AXES, PARAMETER_AXES, VALUE_HEAD_AXES
-from searchrl_jax.models.cache import init_cache
 from searchrl_jax.models.config import Experts, Layer
 from searchrl_jax.models.decoder import init_params
 from searchrl_jax.models.lora import init_adapters
@@ -177,21 +176,22 @@ def largest(one, other):
 
 
 def sample(mesh, device=None):
-    shapes = Shapes(4, 40, 4, (4,), (12,), (64,))
+    shapes = Shapes(8, 40, 4, (8,), (12,), (64,))
     params, run, sharding = PARAMS, jax.random.key(2), None
     if mesh is not None:
-        cache = jax.eval_shape(lambda: init_cache(CONFIG, shapes.slots, shapes.cache_length))
+        cache = jax.eval_shape(lambda: shapes.empty_cache(CONFIG))
         sharding = tree_shardings(mesh, cache, CACHE_AXES)
         params = jax.device_put(params, tree_shardings(mesh, params, PARAMETER_AXES))
         run = jax.device_put(run, replicated(mesh))
     engine = Engine(CONFIG, shapes, (3,), run, sharding)
-    for slot, prompt in enumerate(([5, 6, 7, 8], [9, 10], [11] * 13, [12, 13, 14])):
+    long = list(range(5, 25))  # what two of one device and one of another begin with
+    for slot, prompt in enumerate(([5, 6, 7, 8], [9, 10], [11] * 13, [12, 13, 14], long, long, long, [15])):
         engine.start(slot, slot, prompt)
     log_probs, device = [], device or FairLock()
     for observation in ([20, 21, 22], [23, 24], []):
         with device:
             engine.flush(params)
-            chunk = engine.decode(params, np.array([4, 2, 4, 4]), Sampling(0.8, 0.95))
+            chunk = engine.decode(params, np.array([4, 2, 4, 4] * 2), Sampling(0.8, 0.95))
         log_probs.append(np.where(np.arange(4) < chunk.count[:, None], chunk.logprobs, 0))
         for slot in (0, 2):
             engine.extend(slot, observation)
@@ -207,9 +207,9 @@ def beside(mesh):
 
 
 def engine_traffic(mesh):
-    """Bytes that reach a device from others in one append and in one chunk of decoding, and those of its cache."""
+    """Bytes that reach a device from others in one append, one chunk of decoding and one copy; those of its cache."""
     shapes = Shapes(8, 400, 4, (8,), (12,), (400,))
-    cache = jax.eval_shape(lambda: init_cache(CONFIG, shapes.slots, shapes.cache_length))
+    cache = jax.eval_shape(lambda: shapes.empty_cache(CONFIG))
     sharding = tree_shardings(mesh, cache, CACHE_AXES)
     params = jax.device_put(PARAMS, tree_shardings(mesh, PARAMS, PARAMETER_AXES))
     engine = Engine(CONFIG, shapes, (3,), jax.device_put(jax.random.key(2), replicated(mesh)), sharding)
@@ -218,6 +218,7 @@ def engine_traffic(mesh):
     lowered = (
         engine._append.lower(params, engine.cache, *rows, bucket=400),
         engine._decode.lower(params, engine.cache, engine.run_key, *of_slots, bucket=400, temperature=1.0, top_p=1.0),
+        engine._copy.lower(engine.cache, *of_slots[1:], bucket=400),
     )
     traffic = [sum(cost_of(parse(low.compile().as_text())).collective_bytes.values()) for low in lowered]
     return traffic, sum(math.prod(x.sharding.shard_shape(x.shape)) * 4 for x in jax.tree.leaves(engine.cache))

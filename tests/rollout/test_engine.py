@@ -117,6 +117,57 @@ def test_a_recurrent_state_is_its_slot_s_own_and_never_stale():
         np.testing.assert_allclose(log_probs[uid], want[row, at - 1, np.array(sequence)[at]], atol=1e-4)
 
 
+HYBRID = replace(
+    CONFIG, conv_width=0, pattern=(Layer("delta"), Layer(window=9)), delta=Delta(2, 4, 6, 10, 4), rotary_dim=4
+)
+
+
+@pytest.mark.parametrize(
+    ("config", "computed"),
+    # Attention alone: one prompt, what the second question adds to the system's words, and copies. Whatever has a state
+    # of its own shares whole prompts. The last prompt begins like none.
+    [(replace(CONFIG, conv_width=0), 25 + 5 + 2), (CONFIG, 25 + 25 + 21 + 2), (HYBRID, 25 + 25 + 21 + 2)],
+    ids=["attention", "convolution", "delta"],
+)
+def test_what_slots_begin_with_is_computed_once(config, computed, monkeypatch):
+    params = tiny_params(config, 0)
+    system = list(range(4, 24))
+    prompts = {
+        1: [*system, 30, 31, 32, 33, 34, 35],
+        2: [*system, 30, 31, 32, 33, 34, 35],
+        3: [*system, 25, 26, 27, 28, 29, 36],
+        4: [*system, 25, 26, 27, 28, 29, 36],
+        5: [*system, 25, 26],
+        6: [9, 8, 7],
+    }
+    monkeypatch.setattr("test_engine.PROMPTS", PROMPTS | prompts)
+    order, uids = (5, 0, 3, 1, 4, 2), tuple(prompts)
+    fed = []
+
+    def record(engine):
+        append = engine._append
+
+        def recorded(params, cache, tokens, num_new, slots, **options):
+            fed.append(int(num_new.sum()))
+            return append(params, cache, tokens, num_new, slots, **options)
+
+        engine._append = recorded
+        return engine
+
+    # With other weights first, whose rows must not be taken for anybody's beginning.
+    engine = make(6, config)
+    play(engine, order, uids, params=tiny_params(config, 5))
+    ids, log_probs = play(record(engine), order, uids, tokens=4, params=params)
+    assert sum(fed) == computed
+    monkeypatch.setattr("searchrl_jax.rollout.engine.SHARED_AT_LEAST", 10**6)
+    fed.clear()
+    alone, want = play(record(make(6, config)), order, uids, tokens=4, params=params)
+    assert sum(fed) == sum(len(prompt) - 1 for prompt in prompts.values())
+    assert ids == alone
+    for uid in uids:
+        np.testing.assert_allclose(log_probs[uid], want[uid], atol=1e-5)
+
+
 def test_new_weights_leave_nothing_of_the_old_in_the_cache(engine):
     fresh = play(make(3), (0,), (9,), params=OTHER)
     play(engine, (0,), (9,), params=PARAMS)

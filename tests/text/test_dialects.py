@@ -101,7 +101,10 @@ def test_the_plain_dialect_reads_as_it_says():
     turn = dialect.render_call(SUBMIT)
     text = dialect.tokenizer.decode(dialect.render_prompt("Q") + turn + dialect.render_observation("found", turn))
     system, rest = text.split("### user\n", 1)
-    assert all(json.dumps(tool.schema()["function"]) in system for tool in TOOLS)
+    assert (
+        "\nsubmit(ranking: integers) Submits the ranking of documents and ends the task. ranking: Numbers of" in system
+    )
+    assert all(word in system for tool in TOOLS for word in (tool.name, *[p.description for p in tool.parameters]))
     assert rest == (
         "Q<|endoftext|>\n### assistant\n"
         '<tool_call>\n{"name": "submit", "arguments": {"ranking": [3, 1]}}\n</tool_call><|endoftext|>'
