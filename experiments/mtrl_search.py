@@ -114,7 +114,7 @@ def _pretrained() -> Experiment:
         sampling=SamplingConfig(sampling_max_tokens=80),
         val=ValConfig(temperatures=(1.0,), val_at_start=False),
         schedule=ScheduleConfig(max_steps=15, val_every=0, save_every=3),
-        optimizer=OptimizerConfig(learning_rate=8e-4, learning_rate_end=0.0),
+        optimizer=OptimizerConfig(learning_rate=5e-4, learning_rate_end=0.0),
         lora=LoraConfig(lora_rank=32),
         rollout=RolloutConfig(rollout_max_concurrency=16, max_steps_off_policy=0),
         data=DataConfig(bm25_lead_weight=4),
