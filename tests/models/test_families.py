@@ -123,9 +123,10 @@ def test_prefill_and_ragged_decoding_in_slots_that_others_used(config, weights, 
     np.testing.assert_array_equal(cache.length, [LENGTH] * SLOTS)
 
 
+@pytest.mark.peers
 @pytest.mark.filterwarnings("ignore")
 def test_the_references_are_what_transformers_makes(family, want):
-    pytest.importorskip("torch")
+    pytest.importorskip("torch", reason="the reference runs in torch: make reference")
     from record_references import reference
 
     found = reference(family)

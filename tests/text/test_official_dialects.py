@@ -20,6 +20,7 @@ from searchrl_jax.text.calls import Call
 from searchrl_jax.text.dialect import build_dialect
 
 pytestmark = [
+    pytest.mark.peers,
     pytest.mark.slow,
     pytest.mark.skipif(bool(missing()), reason=f"{', '.join(missing())} not found: make peers-text fetches it"),
 ]

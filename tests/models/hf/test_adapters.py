@@ -3,10 +3,12 @@
 import json
 
 import numpy as np
+import pytest
 from checkpoints import LLAMA, random_adapters, random_tensors, read, write
 
+from searchrl_jax.models.decoder import forward, unembed
 from searchrl_jax.models.hf import load_pretrained, save_adapters, save_pretrained
-from searchrl_jax.models.lora import merge
+from searchrl_jax.models.lora import attach, merge
 
 RANK, ALPHA = 3, 6.0
 
@@ -38,3 +40,27 @@ def test_the_base_and_what_peft_adds_are_the_merged_weights(tmp_path):
         "bias": "none",
         "inference_mode": True,
     }
+
+
+@pytest.mark.peers
+@pytest.mark.filterwarnings("ignore")
+def test_peft_itself_reads_them_and_says_the_same(tmp_path):
+    torch = pytest.importorskip("torch", reason="the reference runs in torch: make reference")
+    peft = pytest.importorskip("peft", reason="the reference is PEFT: make reference")
+    from transformers import AutoModelForCausalLM
+
+    config, params = load_pretrained(write(tmp_path / "base", LLAMA, random_tensors(LLAMA)))
+    # A LoRA of order 1, or a reader that left it out would pass.
+    adapters = random_adapters(params, ("q", "k", "v", "o", "gate", "up", "down"), RANK)
+    save_adapters(tmp_path / "adapters", config, adapters, ALPHA)
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
+    tokens = np.random.default_rng(0).integers(0, LLAMA["vocab_size"], (2, 12))
+    with torch.no_grad():
+        of_base = theirs(torch.tensor(tokens)).logits.numpy()
+        want = peft.PeftModel.from_pretrained(theirs, tmp_path / "adapters")(torch.tensor(tokens)).logits.numpy()
+    policy = attach(params, adapters, ALPHA / RANK)
+    positions = np.broadcast_to(np.arange(12), tokens.shape)
+    hidden = forward(config, policy, tokens, positions, np.ones_like(tokens))
+    scale = np.abs(want).max()
+    assert np.abs(of_base - want).max() > 0.1 * scale
+    np.testing.assert_allclose(np.asarray(unembed(config, policy, hidden)), want, atol=2e-4 * scale)

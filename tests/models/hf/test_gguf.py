@@ -72,7 +72,7 @@ def test_the_error_for_a_file_that_is_not_there_names_a_model_that_is():
         load_pretrained("none.gguf")
 
 
-@pytest.mark.pretrained
+@pytest.mark.peers
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
 def test_a_file_has_the_weights_of_the_checkpoint_it_was_made_from(tmp_path, family):
     gguf = pytest.importorskip("gguf", reason="writes the file: make pretrained")

@@ -61,9 +61,9 @@ def test_pairs_appear_as_the_tensors_that_they_stand_for():
     assert dequantised(plain) is plain
 
 
-@pytest.mark.pretrained
+@pytest.mark.peers
 def test_transformers_makes_the_same_of_them():
-    torch = pytest.importorskip("torch", reason="the reference runs in torch: .venv/bin/pip install torch==2.13.0")
+    torch = pytest.importorskip("torch", reason="the reference runs in torch: make reference")
     from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
     blocks, scales = drawn()

@@ -15,7 +15,7 @@ from searchrl_jax.models.decoder import append, decode_step, forward, unembed
 from searchrl_jax.models.hf import load_pretrained, save_pretrained
 from searchrl_jax.models.hf.smollm2 import smollm2_path
 
-pytestmark = [pytest.mark.pretrained, pytest.mark.slow]
+pytestmark = [pytest.mark.peers, pytest.mark.slow]
 
 QUESTIONS = (
     "What is the capital of France?",
@@ -73,7 +73,7 @@ def saved(loaded, tmp_path_factory):
 @pytest.fixture(scope="module")
 def theirs(path):
     """transformers' model and tokenizer, out of the same GGUF file."""
-    pytest.importorskip("torch", reason="the reference runs in torch: .venv/bin/pip install torch==2.13.0")
+    pytest.importorskip("torch", reason="the reference runs in torch: make reference")
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     model = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype="float32")
