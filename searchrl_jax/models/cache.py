@@ -16,7 +16,8 @@ class Cache:
 
     Each field has an array per layer of the period, with a leading axis Y over periods; what a layer has no use for is
     of size 0. The token at position p stands at entry p of `k` and `v` or, where the layer's window lets it hold fewer
-    (`is_ring`), at p mod S. Other entries are garbage that no query reads; `cached_positions` tells them apart.
+    (`is_ring`), at p mod S. Other entries are garbage that no query reads: `cached_positions` gives them none or, in a
+    ring, one behind the window.
     """
 
     k: tuple[Float[Array, "Y B K S H"], ...]
@@ -58,7 +59,8 @@ def cached_positions(size: int, length: Int[Array, " B"]) -> Int[Array, "B S"]:
 
         entry s:  the largest p < length with p = s (mod size)
 
-    So of a ring, and of the first entries of any layer, as many as hold its longest row.
+    Args:
+        size: of a ring, all of it or, as of any other layer, so many of its first entries that every row is in them.
     """
     return length[:, None] - 1 - (length[:, None] - 1 - jnp.arange(size)) % max(size, 1)
 
@@ -128,8 +130,8 @@ def write_rows(cache: Cache, entries: Entries, num_new: Int[Array, " R"], slots:
     """The cache after row `slots[r]` took the first `num_new[r]` tokens of `entries`; none where `num_new[r]` is 0.
 
     What stands past `num_new[r]` is written too, where nobody reads it: past the row's new length or, in a ring, behind
-    the window. The caller leaves room for it: length + T <= S but in a ring, or `dynamic_update_slice` would move the
-    write back over valid entries.
+    the window. The caller leaves room for it: length + T <= S, or `dynamic_update_slice` would move the write back over
+    valid entries; in a ring window + T <= S.
     """
 
     def write(r: Int[Array, ""], cache: Cache) -> Cache:
@@ -176,11 +178,10 @@ def copy_rows(
 ) -> Cache:
     """The cache after row `targets[n]` became row `sources[n]`, of which it holds the first `lengths[n]` tokens.
 
-    A row with convolution inputs, recurrent states or rings can be copied as a whole alone: they end with its last
-    token.
+    A row with convolution inputs, recurrent states or rings can only be copied whole: they end with its last token.
 
     Args:
-        lengths: at most `bucket`; 0 for nothing to copy, at the end.
+        lengths: at most `bucket`; zeros, for nothing to copy, come last.
         bucket: keys and values to copy.
     """
 
@@ -192,7 +193,8 @@ def copy_rows(
             return jax.lax.dynamic_update_slice_in_dim(x, row, target, axis=1)
 
         def put_entries(x: Array) -> Array:
-            row = jax.lax.dynamic_slice_in_dim(x[:, :, :, :bucket], source, 1, axis=1)
+            periods, _, heads, size, width = x.shape
+            row = jax.lax.dynamic_slice(x, (0, source, 0, 0, 0), (periods, 1, heads, min(bucket, size), width))
             return jax.lax.dynamic_update_slice(x, row, (0, target, 0, 0, 0))
 
         return Cache(

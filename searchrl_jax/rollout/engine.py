@@ -1,11 +1,12 @@
 """The slot engine: append what waits, then decode a chunk, in a short list of shapes.
 
-What several slots begin with is computed once and copied, as the prompt of a group's rollouts.
+What several slots of a device begin with is computed once and copied: the prompt of rollouts that begin together and,
+where all that a decoder remembers are keys and values, whatever another slot begins with, too.
 """
 
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -141,11 +142,11 @@ class Engine:
         """
         self.config, self.shapes, self.stop_ids, self.run_key = config, shapes, tuple(stop_ids), run_key
         self.cache = shapes.empty_cache(config, dtype)
-        self._is_spread = _is_spread(cache_sharding)
-        # Devices among which the rows are shared out.
-        self._shards = 1
+        # The slots of one share of the rows, and how many shares there are: a device sees the rows of one.
+        self._shard_slots = shapes.slots
         if cache_sharding is not None:
-            self._shards = shapes.slots // cache_sharding.length.shard_shape((shapes.slots,))[0]
+            (self._shard_slots,) = cache_sharding.length.shard_shape((shapes.slots,))
+        self._shards = shapes.slots // self._shard_slots
         # Only what each row holds of every layer can be cut short.
         self._is_positional = not any(x.size for x in (*self.cache.conv, *self.cache.state)) and not any(
             self.cache.is_ring
@@ -233,17 +234,19 @@ class Engine:
         if missing:
             widest = max(missing.values())
             width = smallest_fitting(shapes.append_tokens, min(widest, shapes.append_tokens[-1]))
-            rows = shapes.slots if self._is_spread else smallest_fitting(shapes.append_rows, len(missing))
-            tokens = np.zeros((rows, width), np.int32)
-            num_new = np.zeros(rows, np.int32)
-            slot_index = np.zeros(rows, np.int32)
+            places = self._by_shard(missing)
+            rows = smallest_fitting([max(1, n // self._shards) for n in shapes.append_rows], max(map(len, places)))
+            tokens = np.zeros((self._shards * rows, width), np.int32)
+            num_new = np.zeros(self._shards * rows, np.int32)
+            slot_index = np.zeros(self._shards * rows, np.int32)
             bucket = smallest_fitting(shapes.key_buckets, int(max(self.held[slot] for slot in missing)))
-            for row, slot in zip(missing if self._is_spread else range(rows), missing, strict=False):
-                held = self.held[slot]
-                piece = self.ids[slot][held : held + min(missing[slot], width)]
-                tokens[row, : len(piece)] = piece
-                num_new[row], slot_index[row] = len(piece), slot
-                self.held[slot] += len(piece)
+            for shard, slots in enumerate(places):
+                for row, slot in enumerate(slots, start=shard * rows):
+                    held = self.held[slot]
+                    piece = self.ids[slot][held : held + min(missing[slot], width)]
+                    tokens[row, : len(piece)] = piece
+                    num_new[row], slot_index[row] = len(piece), slot % self._shard_slots
+                    self.held[slot] += len(piece)
             self.cache = self._append(params, self.cache, tokens, num_new, slot_index, bucket=bucket)
         return any(self.held[slot] < count for slot, count in fed.items())
 
@@ -263,7 +266,7 @@ class Engine:
             shared = {
                 other: _num_equal(begin, begins[slot])
                 for other, begin in begins.items()
-                if (self.held[other] or other < slot) and self._shard(other) == self._shard(slot)
+                if (self.held[other] or other < slot) and other // self._shard_slots == slot // self._shard_slots
             }
             shared = {
                 other: n
@@ -272,12 +275,13 @@ class Engine:
             }
             if not shared:
                 continue
-            # Of equals one that holds it already, and else the first, which waits for none of them.
-            leader = max(shared, key=lambda other: (shared[other], self.held[other] >= shared[other], -other))
-            if self.held[leader] < shared[leader]:
+            # Of equals the first, which waits for none of them. What is still to come must be worth a call more.
+            come = max(shared, key=lambda other: (shared[other], -other))
+            there = max((o for o in shared if self.held[o] >= shared[o]), key=lambda o: shared[o], default=None)
+            if there is None or shared[come] >= shared[there] + SHARED_AT_LEAST:
                 following.add(slot)
             else:
-                copies.append((leader, slot, shared[leader]))
+                copies.append((there, slot, shared[there]))
         if copies:
             self._copy_all(copies)
         return following
@@ -285,20 +289,22 @@ class Engine:
     def _copy_all(self, copies: Sequence[tuple[int, int, int]]) -> None:
         """Copies: from this slot, to that one, so many tokens."""
         sources, targets, lengths = np.zeros((3, self.shapes.slots), np.int32)
-        used = np.zeros(self._shards, np.int32)
-        rows = self.shapes.slots // self._shards
-        for source, target, length in copies:
-            shard = self._shard(source)
-            at = shard * rows + used[shard]
-            sources[at], targets[at], lengths[at] = source % rows, target % rows, length
-            used[shard] += 1
-            self.held[target] = length
+        rows = self._shard_slots
+        by_target = {target: (source, length) for source, target, length in copies}
+        for shard, slots in enumerate(self._by_shard(by_target)):
+            for at, target in enumerate(slots, start=shard * rows):
+                source, length = by_target[target]
+                sources[at], targets[at], lengths[at] = source % rows, target % rows, length
+                self.held[target] = length
         bucket = smallest_fitting(self.shapes.key_buckets, max(length for _, _, length in copies))
         self.cache = self._copy(self.cache, sources, targets, lengths, bucket=bucket)
 
-    def _shard(self, slot: int) -> int:
-        """The place, along the rows, of the device that holds `slot`."""
-        return slot * self._shards // self.shapes.slots
+    def _by_shard(self, slots: Iterable[int]) -> list[list[int]]:
+        """Those of `slots` that each share of the rows holds."""
+        shares: list[list[int]] = [[] for _ in range(self._shards)]
+        for slot in slots:
+            shares[slot // self._shard_slots].append(slot)
+        return shares
 
     def decode(self, params: Params, budget: Int[np.ndarray, " B"], sampling: Sampling) -> Chunk:
         """Up to `shapes.chunk` further tokens of each slot with `budget[b] > 0`, at most `budget[b]` of them.
@@ -341,24 +347,22 @@ def decode_program(config: DecoderConfig, shapes: Shapes, stop_ids: Sequence[int
 
 
 def _is_spread(cache_sharding: Any) -> bool:
-    """Whether rows lie on several devices. Each then appends to all of its own rows, and none of another's."""
+    """Whether the cache lies on several devices. Each then writes to its own part of it, and to none of another's."""
     return cache_sharding is not None and cache_sharding.length.mesh.size > 1
 
 
-def _write_all(cache: Cache, added: Stage | Entries, count: Int[Array, " B"], cache_sharding: Any) -> Cache:
-    """The cache after row b took `count[b]` tokens of what was added to each row, in order."""
+def _write_stage(cache: Cache, stage: Stage, count: Int[Array, " B"], cache_sharding: Any) -> Cache:
+    """The cache after row b took `count[b]` tokens of the stage."""
 
-    def write(cache: Cache, added: Stage | Entries, count: Int[Array, " B"]) -> Cache:
-        entries = staged_entries(added, count) if isinstance(added, Stage) else added
-        return write_rows(cache, entries, count, jnp.arange(count.shape[0]))
+    def write(cache: Cache, stage: Stage, count: Int[Array, " B"]) -> Cache:
+        return write_rows(cache, staged_entries(stage, count), count, jnp.arange(count.shape[0]))
 
     if not _is_spread(cache_sharding):
-        return write(cache, added, count)
+        return write(cache, stage, count)
     specs = jax.tree.map(lambda sharding: sharding.spec, cache_sharding)
-    of_added = type(added)(specs.k, specs.v, specs.conv, specs.state)
-    in_specs = (specs, of_added, specs.length)
+    in_specs = (specs, Stage(specs.k, specs.v, specs.conv, specs.state), specs.length)
     return jax.shard_map(write, mesh=cache_sharding.length.mesh, in_specs=in_specs, out_specs=specs)(
-        cache, added, count
+        cache, stage, count
     )
 
 
@@ -400,13 +404,21 @@ def _append_rows(
     *,
     bucket: int,
 ) -> Cache:
-    """The cache with `tokens[r, :num_new[r]]` appended to slot `slots[r]`; rows with `num_new` 0 are padding."""
-    if _is_spread(cache_sharding):
-        mesh = cache_sharding.length.mesh
-        _, entries = append(config, params, first_entries(cache, bucket), tokens, num_new, mesh=mesh)
-        return _write_all(cache, entries, num_new, cache_sharding)
-    _, entries = append(config, params, rows_of(cache, slots, bucket), tokens, num_new)
-    return write_rows(cache, entries, num_new, slots)
+    """The cache with `tokens[r, :num_new[r]]` appended to slot `slots[r]`; rows with `num_new` 0 are padding.
+
+    Where rows are spread, each device appends to its own, and `slots` counts among these.
+    """
+    if not _is_spread(cache_sharding):
+        _, entries = append(config, params, rows_of(cache, slots, bucket), tokens, num_new)
+        return write_rows(cache, entries, num_new, slots)
+    mesh, specs = cache_sharding.length.mesh, jax.tree.map(lambda sharding: sharding.spec, cache_sharding)
+    of_rows, of_entries = specs.length, Entries(specs.k, specs.v, specs.conv, specs.state)
+    take = functools.partial(rows_of, bucket=bucket)
+    rows = jax.shard_map(take, mesh=mesh, in_specs=(specs, of_rows), out_specs=specs)(cache, slots)
+    _, entries = append(config, params, rows, tokens, num_new, mesh=mesh)
+    return jax.shard_map(write_rows, mesh=mesh, in_specs=(specs, of_entries, of_rows, of_rows), out_specs=specs)(
+        cache, entries, num_new, slots
+    )
 
 
 def _decode_chunk(
@@ -459,4 +471,4 @@ def _decode_chunk(
         jnp.zeros((B, steps), jnp.float32),
     )
     _, stage, _, _, count, tokens, logprobs = jax.lax.while_loop(is_running, advance, state)
-    return _write_all(cache, stage, count, cache_sharding), tokens, logprobs, count
+    return _write_stage(cache, stage, count, cache_sharding), tokens, logprobs, count

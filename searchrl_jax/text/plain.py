@@ -39,8 +39,8 @@ In every turn you call one of them, like this:
 def _described(tool: Tool) -> str:
     """A tool in one line: few tokens, since every row of a small model begins with them."""
     arguments = ", ".join(f"{p.name}: {p.kind}" for p in tool.parameters)
-    told = " ".join(f"{p.name}: {p.description}" for p in tool.parameters)
-    return f"{tool.name}({arguments}) {tool.description} {told}"
+    told = "".join(f" {p.name}: {p.description}" for p in tool.parameters)
+    return f"{tool.name}({arguments}) {tool.description}{told}"
 
 
 class PlainDialect:

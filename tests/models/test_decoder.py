@@ -59,7 +59,7 @@ def decode(config, params, cache, fed, num_fed):
     [(4, (Layer(),), 0), (0, (Layer(),), 0), (0, (Layer(window=5),), 1), (4, (Layer(window=3), Layer()), 1)],
 )
 def test_ragged_appends_and_chunks_equal_the_full_forward(conv_width, pattern, rings):
-    """With windows, layers keep 5 + 6 or 3 + 6 entries of 20: what is written goes around several times."""
+    """A layer with a window keeps 5 + 6 or 3 + 6 entries of up to 20, and what is written goes around."""
     config = replace(tiny_decoder_config(V, conv_width=conv_width), pattern=pattern)
     params = tiny_params(config, 0)
     want = plain(TOKENS, config, params)

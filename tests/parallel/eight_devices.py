@@ -4,6 +4,7 @@ import dataclasses
 import json
 import math
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -32,6 +33,8 @@ from searchrl_jax.train.step import LossSpec, make_update
 CONFIG = tiny_decoder_config(60)
 OPTIMIZER = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-2))
 PARAMS = jax.device_get(tiny_params(CONFIG, 0))
+OF_RINGS = replace(CONFIG, pattern=(Layer(window=6), Layer()), conv_width=0)
+RINGS = jax.device_get(tiny_params(OF_RINGS, 0))
 
 
 def batches():
@@ -175,16 +178,17 @@ def largest(one, other):
     return max(jax.tree.leaves(jax.tree.map(lambda a, b: float(np.abs(a - b).max()), one, other)))
 
 
-def sample(mesh, device=None):
-    shapes = Shapes(8, 40, 4, (8,), (12,), (64,))
-    params, run, sharding = PARAMS, jax.random.key(2), None
+def sample(mesh, device=None, config=CONFIG, params=PARAMS):
+    """Rollouts of which two on one device begin alike, and one on another device does, too."""
+    shapes = Shapes(8, 40, 4, (4, 8), (12,), (64,))
+    run, sharding = jax.random.key(2), None
     if mesh is not None:
-        cache = jax.eval_shape(lambda: shapes.empty_cache(CONFIG))
+        cache = jax.eval_shape(lambda: shapes.empty_cache(config))
         sharding = tree_shardings(mesh, cache, CACHE_AXES)
         params = jax.device_put(params, tree_shardings(mesh, params, PARAMETER_AXES))
         run = jax.device_put(run, replicated(mesh))
-    engine = Engine(CONFIG, shapes, (3,), run, sharding)
-    long = list(range(5, 25))  # what two of one device and one of another begin with
+    engine = Engine(config, shapes, (3,), run, sharding)
+    long = list(range(5, 25))
     for slot, prompt in enumerate(([5, 6, 7, 8], [9, 10], [11] * 13, [12, 13, 14], long, long, long, [15])):
         engine.start(slot, slot, prompt)
     log_probs, device = [], device or FairLock()
@@ -228,6 +232,7 @@ def main():
     mesh = make_mesh(2, 2, 2)
     one, eight = train(None), train(mesh)
     alone, spread = sample(None), sample(mesh)
+    ring_alone, ring_spread = (sample(m, None, OF_RINGS, RINGS) for m in (None, mesh))
     trained_beside, sampled_beside = beside(mesh)
     whole = [full_step(m) for m in (None, make_mesh(1, 2, 1, jax.devices()[:2]), mesh)]
     (alone_lora, loss_alone), (spread_lora, loss_spread) = adapter_step(None), adapter_step(mesh)
@@ -275,6 +280,10 @@ def main():
                 ],
                 "log_probs": float(np.abs(alone[1] - spread[1]).max()),
                 "cache": [list(k.shape), list(k.addressable_shards[0].data.shape)],
+                "rings": [list(engine.ids) for engine, _ in (ring_alone, ring_spread)],
+                "rings_log_probs": float(np.abs(ring_alone[1] - ring_spread[1]).max()),
+                "ring": list(ring_spread[0].cache.is_ring),
+                "copied": [engine._copy._cache_size() for engine, _ in (alone, spread, ring_spread)],
                 "compiled": [
                     spread[0]._append._cache_size(),
                     alone[0]._append._cache_size(),

@@ -22,7 +22,7 @@ def found():
     }
     script = Path(__file__).with_name("eight_devices.py")
     done = subprocess.run(
-        [sys.executable, "-W", "error", script], env=environment, capture_output=True, text=True, timeout=300
+        [sys.executable, "-W", "error", script], env=environment, capture_output=True, text=True, timeout=600
     )
     assert done.returncode == 0, done.stderr[-4000:]
     return json.loads(done.stdout.splitlines()[-1])
@@ -66,6 +66,11 @@ def test_the_engine_samples_the_same_tokens(found):
     assert found["log_probs"] < 1e-4
     whole, part = found["cache"]
     assert part == [whole[0], whole[1] // 4, whole[2] // 2, *whole[3:]]
+
+
+def test_rings_and_copies_on_eight_devices_are_those_of_one(found):
+    assert found["ring"] == [True, False] and found["copied"] == [1, 1, 1]
+    assert found["rings"][0] == found["rings"][1] and found["rings_log_probs"] < 1e-4
 
 
 def test_experts_on_eight_devices_learn_what_they_learn_on_one(found):

@@ -16,6 +16,9 @@ from searchrl_jax.testing.tiny import tiny_decoder_config, tiny_params
 
 V, STOP = 40, 3
 CONFIG = tiny_decoder_config(V)
+HYBRID = replace(
+    CONFIG, conv_width=0, pattern=(Layer("delta"), Layer(window=9)), delta=Delta(2, 4, 6, 10, 4), rotary_dim=4
+)
 PARAMS = tiny_params(CONFIG, 0)
 OTHER = tiny_params(CONFIG, 5)
 RUN = jax.random.key(9)
@@ -99,9 +102,7 @@ def test_company_slots_and_former_occupants_change_nothing(engine):
 
 @pytest.mark.slow
 def test_a_recurrent_state_is_its_slot_s_own_and_never_stale():
-    config = replace(
-        CONFIG, conv_width=0, pattern=(Layer("delta"), Layer(window=9)), delta=Delta(2, 4, 6, 10, 4), rotary_dim=4
-    )
+    config = HYBRID
     params, other = (tiny_params(config, seed) for seed in (0, 5))
     engine = make(3, config)
     play(engine, (0, 1, 2), (9, 7, 8), params=other)
@@ -117,16 +118,15 @@ def test_a_recurrent_state_is_its_slot_s_own_and_never_stale():
         np.testing.assert_allclose(log_probs[uid], want[row, at - 1, np.array(sequence)[at]], atol=1e-4)
 
 
-HYBRID = replace(
-    CONFIG, conv_width=0, pattern=(Layer("delta"), Layer(window=9)), delta=Delta(2, 4, 6, 10, 4), rotary_dim=4
-)
-
-
 @pytest.mark.parametrize(
     ("config", "computed"),
-    # Attention alone: one prompt, what the second question adds to the system's words, and copies. Whatever has a state
-    # of its own shares whole prompts. The last prompt begins like none.
-    [(replace(CONFIG, conv_width=0), 25 + 5 + 2), (CONFIG, 25 + 25 + 21 + 2), (HYBRID, 25 + 25 + 21 + 2)],
+    # Attention alone: one prompt, and the little that others add to the system's words, for which nobody waits.
+    # Whatever has a state of its own shares whole prompts: one takes the shorter, and adds 4. One begins like none.
+    [
+        (replace(CONFIG, conv_width=0), 25 + 5 + 5 + 1 + 2),
+        (CONFIG, 25 + 25 + 21 + 4 + 2),
+        (HYBRID, 25 + 25 + 21 + 4 + 2),
+    ],
     ids=["attention", "convolution", "delta"],
 )
 def test_what_slots_begin_with_is_computed_once(config, computed, monkeypatch):
@@ -166,6 +166,47 @@ def test_what_slots_begin_with_is_computed_once(config, computed, monkeypatch):
     assert ids == alone
     for uid in uids:
         np.testing.assert_allclose(log_probs[uid], want[uid], atol=1e-5)
+
+
+def test_slots_that_begin_alike_are_computed_anew_with_new_weights_and_after_they_were_set_aside():
+    config = replace(CONFIG, conv_width=0)
+    old, new = tiny_params(config, 5), tiny_params(config, 0)
+    prompt = list(range(4, 24))
+    log_probs = []
+    for change in (lambda engine: None, Engine.forget, lambda engine: engine.put_back(engine.set_aside())):
+        engine = make(2, config)
+        for slot in (0, 1):
+            engine.start(slot, slot, prompt)
+        engine.flush(old if change is Engine.forget else new)
+        change(engine)
+        engine.flush(new)
+        log_probs.append(engine.decode(new, np.array([4, 4]), Sampling()).logprobs)
+    np.testing.assert_allclose(log_probs[1], log_probs[0], atol=1e-5)
+    np.testing.assert_allclose(log_probs[2], log_probs[0], atol=1e-5)
+
+
+def test_the_engine_s_own_shapes_sample_what_one_shape_does():
+    """Several buckets of keys, one below what a ring holds and one above, and appends of few rows and of many."""
+    config = replace(CONFIG, conv_width=0, pattern=(Layer(window=150), Layer()))
+    params, shapes = tiny_params(config, 0), Shapes.choose(8, 420, 4, 30)
+    assert shapes.append_rows == (1, 2, 4, 8) and shapes.append_tokens == (32,)
+    assert shapes.key_buckets == (256, 384, shapes.cache_length) and shapes.cache_length == 452
+    found = []
+    for each in (shapes, replace(shapes, append_rows=(8,), key_buckets=(452,))):
+        engine = Engine(config, each, (STOP,), RUN)
+        assert engine.cache.is_ring == (True, False)
+        rng, log_probs = np.random.default_rng(0), []
+        for slot, length in enumerate((3, 60, 200, 250, 255, 300, 380)):
+            engine.start(slot, slot, rng.integers(4, V, length).tolist())
+        for _ in range(3):
+            engine.flush(params)
+            chunk = engine.decode(params, np.array([4] * 7 + [0]), Sampling())
+            log_probs.append(chunk.logprobs)
+            for slot in range(7):
+                engine.extend(slot, rng.integers(4, V, 5).tolist())
+        found.append((engine.ids, np.stack(log_probs)))
+    assert found[0][0] == found[1][0]
+    np.testing.assert_allclose(found[0][1], found[1][1], atol=1e-4)
 
 
 def test_new_weights_leave_nothing_of_the_old_in_the_cache(engine):

@@ -50,7 +50,6 @@ def test_peft_itself_reads_them_and_says_the_same(tmp_path):
     from transformers import AutoModelForCausalLM
 
     config, params = load_pretrained(write(tmp_path / "base", LLAMA, random_tensors(LLAMA)))
-    # A LoRA of order 1, or a reader that left it out would pass.
     adapters = random_adapters(params, ("q", "k", "v", "o", "gate", "up", "down"), RANK)
     save_adapters(tmp_path / "adapters", config, adapters, ALPHA)
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
