@@ -17,6 +17,7 @@ and want a mesh (`--mesh.fsdp`, `--mesh.tensor`). None of them has been run.
 """
 
 import functools
+from dataclasses import replace
 
 from searchrl_jax.config.schema import (
     BatchConfig,
@@ -134,6 +135,9 @@ def _pretrained() -> Experiment:
 
 def _published(scale: str) -> Experiment:
     model, learning_rate = PUBLISHED[scale]
+    lora = LoraConfig(lora_rank=32, lora_alpha=64)
+    if scale == "gpt-oss-20b":  # its feed-forward layers are experts, which take no adapters here
+        lora = replace(lora, lora_targets=("q", "k", "v", "o"))
     return Experiment(
         exp="mtrl_search",
         scale=scale,
@@ -141,6 +145,6 @@ def _published(scale: str) -> Experiment:
         val=ValConfig(temperatures=(0.0,)),
         # Of 27 billion parameters neither activations nor float32 weights fit beside the rest.
         optimizer=OptimizerConfig(learning_rate=learning_rate, remat=True),
-        lora=LoraConfig(lora_rank=32, lora_alpha=64),
+        lora=lora,
         model=model,
     )

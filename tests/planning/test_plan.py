@@ -9,8 +9,10 @@ import jax
 import numpy as np
 import pytest
 
+from searchrl_jax.models.decoder import init_params
 from searchrl_jax.models.hf.outline import parameter_shapes
 from searchrl_jax.models.hf.published import DECODERS
+from searchrl_jax.models.lora import init_adapters
 from searchrl_jax.ops.blockwise import blocks_read
 from searchrl_jax.planning.chips import CHIPS
 from searchrl_jax.planning.cost import Cost
@@ -37,13 +39,22 @@ def test_the_published_decoders_have_their_number_of_parameters(path, billions):
     assert count / 1e9 == pytest.approx(billions, abs=0.1)
 
 
-def experiment(**changes):
+def experiment(scale="qwen3.6-27b", **changes):
     from searchrl_jax.config.cli import experiments
     from searchrl_jax.config.overlays import with_overrides
 
     load, _ = experiments(ROOT / "experiments", lambda: "local")
     settings = {name.replace("__", "."): value for name, value in changes.items()}
-    return with_overrides(load("mtrl_search")("qwen3.6-27b"), settings)
+    return with_overrides(load("mtrl_search")(scale), settings)
+
+
+@pytest.mark.parametrize(("scale", "millions"), [("qwen3.6-27b", 212.9), ("gpt-oss-20b", 15.9), ("gemma-4-31b", 244.9)])
+def test_a_published_scale_adapts_matrices_that_its_decoder_has(scale, millions):
+    found = experiment(scale)
+    base = jax.eval_shape(lambda: init_params(DECODERS[found.model.path], jax.random.key(0)))
+    targets, rank = found.lora.lora_targets, found.lora.lora_rank
+    adapters = jax.eval_shape(lambda base: init_adapters(base, targets, rank, jax.random.key(0)), base)
+    assert sum(x.size for x in jax.tree.leaves(adapters)) / 1e6 == pytest.approx(millions, abs=0.1)
 
 
 def test_bounds_are_counts_over_rates():
