@@ -203,6 +203,19 @@ def split_tasks(tasks: Sequence[Task]) -> dict[str, list[Task]]:
     return splits
 
 
+def spread(tasks: Sequence[Task], count: int) -> list[Task]:
+    """`count` of `tasks`, in their order and evenly from beginning to end: task floor(i n / count) of n, for each i.
+
+    Tasks of a slice often stand together; the first ones would be of one slice alone.
+
+    Args:
+        count: 0, or more than there are, for all of them.
+    """
+    if not 0 < count < len(tasks):
+        return list(tasks)
+    return [tasks[i * len(tasks) // count] for i in range(count)]
+
+
 def _hashed_split(task: Task) -> str:
     targets = sorted(doc_id for doc_id, grade in task.relevance.items() if grade > 0)
     digest = hashlib.sha256(json.dumps(targets).encode()).digest()

@@ -13,6 +13,7 @@ from rich.console import Console
 
 from searchrl_jax.config.overlays import to_json
 from searchrl_jax.config.schema import Experiment
+from searchrl_jax.data.collection import spread
 from searchrl_jax.data.schema import Task
 from searchrl_jax.evaluation.agents import one_shot_records, play_tasks, record_of
 from searchrl_jax.evaluation.figures import agent_bars, learning_curves, save_png
@@ -52,7 +53,7 @@ def compare_and_report(
     folder.mkdir(exist_ok=True)
     if (workdir / "report.html").exists():
         print(f"the run in {workdir} is finished; its results again (another --workdir begins a new run)", flush=True)
-    tasks = work.tasks["test"][: experiment.evaluation.tasks or None]
+    tasks = spread(work.tasks["test"], experiment.evaluation.tasks)
     one_shot = one_shot_records(work.retrievers, tasks)
     seconds["evaluation"] = 0.0
     records: dict[str, dict[str, Sequence[EpisodeRecord]]] = {}

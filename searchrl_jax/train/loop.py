@@ -19,6 +19,7 @@ from searchrl_jax.config.overlays import to_json
 from searchrl_jax.config.schema import RESUMABLE_CHANGES, Experiment, mixing_weights
 from searchrl_jax.core.fair_lock import FairLock
 from searchrl_jax.core.random import named_key
+from searchrl_jax.data.collection import spread
 from searchrl_jax.data.schema import Task
 from searchrl_jax.data.stream import TaskStream
 from searchrl_jax.env.demonstrator import DemonstrationError, Demonstrator
@@ -48,7 +49,7 @@ from searchrl_jax.train.shapes import engine_shapes, training_rows
 from searchrl_jax.train.state import init_state
 from searchrl_jax.train.step import LossSpec, make_update
 from searchrl_jax.train.tracker import DamagedLog, MetricsLog, WandbMirror, read_rows
-from searchrl_jax.train.warmup import DemonstrationStream, make_warmup_optimizer, shares_of
+from searchrl_jax.train.warmup import DemonstrationStream, make_warmup_optimizer, shares_of, warn_of_limits
 from searchrl_jax.train.workspace import Workspace, build_workspace
 
 WARMUP_SAVE_EVERY = 200
@@ -259,6 +260,8 @@ class _Run:
         if done < config.steps:
             gone_on = f"; going on after {done}" if done else ""
             print(f"warm-up: {config.steps} updates of behaviour cloning, {count:,} parameters{gone_on}", flush=True)
+            if warning := warn_of_limits(demonstrator, work.tasks["train"], experiment.seed):
+                print(f"WARNING: {warning}", flush=True)
         update = make_update(work.model, LossSpec("cross_entropy"), optimizer, shardings)
         progress = Progress(config.steps - done)
         losses: list[float] = []
@@ -431,7 +434,7 @@ class _Run:
     def _validate(self, params: Params, step: int) -> dict[str, float]:
         """`val/` metrics at each validation temperature; those of the first without a suffix."""
         val = self.experiment.val
-        tasks = self.work.tasks["validation"][: val.val_batch_size or None]
+        tasks = spread(self.work.tasks["validation"], val.val_batch_size)
         began = time.perf_counter()
         metrics: dict[str, float] = {}
         for index, temperature in enumerate(val.temperatures):

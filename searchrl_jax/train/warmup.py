@@ -1,5 +1,6 @@
 """Behaviour cloning: the base agent, from a demonstrator of mixed quality."""
 
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -11,6 +12,7 @@ from searchrl_jax.data.schema import Task
 from searchrl_jax.env.demonstrator import GOOD, LAZY, OVERLONG, RAMBLING, Demonstrator
 from searchrl_jax.env.history import rows_between
 from searchrl_jax.env.observations import LINK_SIGNS, LINKS_WORD
+from searchrl_jax.env.rewards import CONTEXT_LIMIT, TOKEN_LIMIT, TURN_LIMIT
 from searchrl_jax.rollout.batch import Rows, RowShape, Sample, fill, pack
 from searchrl_jax.text.pretrained import PretrainedTokenizer
 from searchrl_jax.text.tokenizer import Tokenizer
@@ -32,6 +34,37 @@ def make_warmup_optimizer(config: WarmupConfig) -> optax.GradientTransformation:
         end_value=config.learning_rate / 20,
     )
     return optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(schedule, b2=0.98, weight_decay=0.01))
+
+
+# What to raise where demonstrations meet a limit.
+SETTING_OF = {
+    TURN_LIMIT: "env.max_turns",
+    TOKEN_LIMIT: "sampling.sampling_max_tokens",
+    CONTEXT_LIMIT: "env.max_tokens_per_episode",
+}
+FAILED_SHARE = 0.1
+
+
+def warn_of_limits(demonstrator: Demonstrator, tasks: Sequence[Task], seed: int, *, count: int = 64) -> str:
+    """What to raise, where more than a tenth of the good demonstrations fail at a limit; empty where they don't.
+
+    The base agent learns to fail from them, and the tuned one seldom makes up for it.
+
+    Args:
+        tasks: training tasks, of which `count` drawn ones are played.
+    """
+    ends = []
+    for n in range(count):
+        rng = np.random.default_rng([seed, n])
+        demonstration = demonstrator.demonstrate(tasks[int(rng.integers(len(tasks)))], rng)
+        if demonstration.style == GOOD:
+            ends.append(demonstration.status)
+    met = Counter(status for status in ends if status in SETTING_OF)
+    if met.total() <= FAILED_SHARE * len(ends):
+        return ""
+    found = ", ".join(f"{status} {number}" for status, number in met.most_common())
+    raised = " and ".join(SETTING_OF[status] for status, _ in met.most_common())
+    return f"{met.total()} of {len(ends)} good demonstrations fail at a limit ({found}); raise {raised}"
 
 
 # What an observation puts around the words of documents.

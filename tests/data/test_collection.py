@@ -3,7 +3,7 @@ import re
 
 import pytest
 
-from searchrl_jax.data.collection import read_documents, read_tasks, split_tasks
+from searchrl_jax.data.collection import read_documents, read_tasks, split_tasks, spread
 from searchrl_jax.data.schema import Document, Task
 
 DOCUMENTS = [Document("d1", "one"), Document("d2", "two")]
@@ -145,6 +145,16 @@ def test_the_hashed_split_never_changes():
     tasks = [Task(name, "?", {name: 1}) for name in ("a", "b", "c", "d", "e", "f", "g", "h")]
     splits = {name: [task.task_id for task in part] for name, part in split_tasks(tasks).items()}
     assert splits == {"train": ["b", "c", "d", "e", "g", "h"], "validation": [], "test": ["a", "f"]}
+
+
+def test_spread_takes_of_every_slice_its_share():
+    tasks = [Task(f"q{index}", "?", {"d": 1}) for index in range(10)]
+    assert [task.task_id for task in spread(tasks, 4)] == ["q0", "q2", "q5", "q7"]
+    assert spread(tasks, 10) == spread(tasks, 0) == spread(tasks, 11) == tasks
+    slices = ["bridge"] * 152 + ["known item"] * 177 + ["pointed bridge"] * 134
+    kinds = [Task(f"q{index}", "?", {"d": 1}, metadata={"slice": name}) for index, name in enumerate(slices)]
+    taken = [task.metadata["slice"] for task in spread(kinds, 80)]
+    assert [taken.count(name) for name in dict.fromkeys(slices)] == [27, 30, 23]
 
 
 def test_unknown_split_is_refused():

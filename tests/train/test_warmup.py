@@ -1,5 +1,8 @@
 """Behaviour cloning's data: a stream that is a function of the seed and two numbers."""
 
+import re
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -9,7 +12,7 @@ from searchrl_jax.env.demonstrator import GOOD, LAZY, OVERLONG, RAMBLING, Demons
 from searchrl_jax.rollout.batch import Rows, RowShape, Sample
 from searchrl_jax.testing.tiny import tiny_dialect, tiny_documents, tiny_env, tiny_tasks
 from searchrl_jax.text.hermes import Call
-from searchrl_jax.train.warmup import DemonstrationStream, Scrambler, make_warmup_optimizer, shares_of
+from searchrl_jax.train.warmup import DemonstrationStream, Scrambler, make_warmup_optimizer, shares_of, warn_of_limits
 
 DIALECT = tiny_dialect()
 LIMITS = Limits(max_turns=4, max_tokens_per_turn=40, max_tokens_per_episode=400)
@@ -56,6 +59,20 @@ def turns_of(rows: Rows) -> list[list[int]]:
             if len(run):
                 runs.append(np.asarray(rows.token_ids[b])[run].tolist())
     return runs
+
+
+def warning(**limits: int) -> str:
+    env = tiny_env(DIALECT, replace(LIMITS, **limits))
+    return warn_of_limits(Demonstrator(env, DIALECT, tiny_documents(), SHARES), TASKS, 3)
+
+
+def test_limits_that_good_demonstrations_do_not_keep_are_named() -> None:
+    assert warning() == ""  # those styles that are meant to fail don't count
+    assert re.fullmatch(
+        r"\d+ of \d+ good demonstrations fail at a limit \(context_limit \d+\); raise env.max_tokens_per_episode",
+        warning(max_tokens_per_episode=150),
+    )
+    assert "sampling.sampling_max_tokens" in warning(max_tokens_per_turn=8)
 
 
 @pytest.mark.parametrize("scrambled", [0.0, 0.5])
