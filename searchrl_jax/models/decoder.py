@@ -40,16 +40,21 @@ New = tuple[dict[str, Array], ...]
 
 
 class Period(nn.Module):
-    """The layers of a pattern, one after the other."""
+    """The layers of a pattern, one after the other.
+
+    With `remat` each by itself, so that the backward pass holds the activations of one layer at a time.
+    """
 
     config: DecoderConfig
     mesh: Mesh | None = None
+    remat: bool = False
 
     @nn.compact
     def __call__(self, x: Float[Array, "B T D"], pasts: tuple[Past, ...], shared: Shared) -> tuple[Array, New]:
         added = []
+        block: Any = nn.remat(Block) if self.remat else Block
         for place, past in enumerate(pasts):
-            x, new = Block(self.config, place, self.mesh, name=str(place))(x, past, shared)
+            x, new = block(self.config, place, self.mesh, name=str(place))(x, past, shared)
             added.append(new)
         return x, tuple(added)
 
@@ -75,16 +80,18 @@ class Decoder(nn.Module):
             shape = (cfg.vocab_size, cfg.model_dim)
             self.unembedding = self.param("unembedding", nn.initializers.normal(cfg.model_dim**-0.5), shape)
         # A pattern of one layer has no level of its own in the parameters.
-        body: Any = Block if len(cfg.pattern) == 1 else Period
+        body: Any = Period
+        if len(cfg.pattern) == 1:
+            body = nn.remat(Block) if self.remat else Block
         self.layers = nn.scan(
-            nn.remat(body) if self.remat else body,
+            body,
             variable_axes={"params": 0, "lora": 0},
             split_rngs={"params": True},
             in_axes=(0, nn.broadcast),
             out_axes=0,
             length=cfg.num_periods,
             unroll=cfg.num_periods if cfg.is_unrolled else 1,
-        )(cfg, mesh=self.mesh)
+        )(cfg, mesh=self.mesh, **({"remat": self.remat} if body is Period else {}))
         self.final_norm = RMSNorm(cfg.norm_epsilon)
 
     def __call__(

@@ -6,14 +6,14 @@ where all that a decoder remembers are keys and values, whatever another slot be
 
 import functools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from searchrl_jax.models.cache import (
@@ -346,24 +346,32 @@ def decode_program(config: DecoderConfig, shapes: Shapes, stop_ids: Sequence[int
     )
 
 
-def _is_spread(cache_sharding: Any) -> bool:
-    """Whether the cache lies on several devices. Each then writes to its own part of it, and to none of another's."""
-    return cache_sharding is not None and cache_sharding.length.mesh.size > 1
+def _mesh_of(cache_sharding: Any) -> Mesh | None:
+    """The mesh of several devices that the cache lies on, if it does."""
+    mesh = None if cache_sharding is None else cache_sharding.length.mesh
+    return mesh if mesh is not None and mesh.size > 1 else None
 
 
-def _write_stage(cache: Cache, stage: Stage, count: Int[Array, " B"], cache_sharding: Any) -> Cache:
-    """The cache after row b took `count[b]` tokens of the stage."""
+def _by_device(change: Callable[..., Cache], cache_sharding: Any) -> Callable[..., Cache]:
+    """`change` of a cache, as each device makes it to its own rows and to none of another's.
 
-    def write(cache: Cache, stage: Stage, count: Int[Array, " B"]) -> Cache:
-        return write_rows(cache, staged_entries(stage, count), count, jnp.arange(count.shape[0]))
-
-    if not _is_spread(cache_sharding):
-        return write(cache, stage, count)
+    Args:
+        change: takes a cache and what is given by row: entries, a stage, numbers. Slots count among a device's own.
+    """
+    mesh = _mesh_of(cache_sharding)
+    if mesh is None:
+        return change
     specs = jax.tree.map(lambda sharding: sharding.spec, cache_sharding)
-    in_specs = (specs, Stage(specs.k, specs.v, specs.conv, specs.state), specs.length)
-    return jax.shard_map(write, mesh=cache_sharding.length.mesh, in_specs=in_specs, out_specs=specs)(
-        cache, stage, count
-    )
+
+    def spec_of(value: Any) -> Any:
+        if isinstance(value, Entries | Stage):
+            return type(value)(specs.k, specs.v, specs.conv, specs.state)
+        return specs if isinstance(value, Cache) else specs.length
+
+    def spread(*values: Any) -> Cache:
+        return jax.shard_map(change, mesh=mesh, in_specs=tuple(map(spec_of, values)), out_specs=specs)(*values)
+
+    return spread
 
 
 def _num_equal(some: Int[np.ndarray, " n"], others: Int[np.ndarray, " m"]) -> int:
@@ -382,15 +390,8 @@ def _copy_rows(
     *,
     bucket: int,
 ) -> Cache:
-    """`copy_rows` on each device among its own rows."""
-    if not _is_spread(cache_sharding):
-        return copy_rows(cache, sources, targets, lengths, bucket)
-    specs = jax.tree.map(lambda sharding: sharding.spec, cache_sharding)
-    in_specs = (specs, specs.length, specs.length, specs.length)
     copy = functools.partial(copy_rows, bucket=bucket)
-    return jax.shard_map(copy, mesh=cache_sharding.length.mesh, in_specs=in_specs, out_specs=specs)(
-        cache, sources, targets, lengths
-    )
+    return _by_device(copy, cache_sharding)(cache, sources, targets, lengths)
 
 
 def _append_rows(
@@ -408,17 +409,9 @@ def _append_rows(
 
     Where rows are spread, each device appends to its own, and `slots` counts among these.
     """
-    if not _is_spread(cache_sharding):
-        _, entries = append(config, params, rows_of(cache, slots, bucket), tokens, num_new)
-        return write_rows(cache, entries, num_new, slots)
-    mesh, specs = cache_sharding.length.mesh, jax.tree.map(lambda sharding: sharding.spec, cache_sharding)
-    of_rows, of_entries = specs.length, Entries(specs.k, specs.v, specs.conv, specs.state)
-    take = functools.partial(rows_of, bucket=bucket)
-    rows = jax.shard_map(take, mesh=mesh, in_specs=(specs, of_rows), out_specs=specs)(cache, slots)
-    _, entries = append(config, params, rows, tokens, num_new, mesh=mesh)
-    return jax.shard_map(write_rows, mesh=mesh, in_specs=(specs, of_entries, of_rows, of_rows), out_specs=specs)(
-        cache, entries, num_new, slots
-    )
+    rows = _by_device(functools.partial(rows_of, bucket=bucket), cache_sharding)(cache, slots)
+    _, entries = append(config, params, rows, tokens, num_new, mesh=_mesh_of(cache_sharding))
+    return _by_device(write_rows, cache_sharding)(cache, entries, num_new, slots)
 
 
 def _decode_chunk(
@@ -471,4 +464,9 @@ def _decode_chunk(
         jnp.zeros((B, steps), jnp.float32),
     )
     _, stage, _, _, count, tokens, logprobs = jax.lax.while_loop(is_running, advance, state)
-    return _write_stage(cache, stage, count, cache_sharding), tokens, logprobs, count
+    return _by_device(_write_stage, cache_sharding)(cache, stage, count), tokens, logprobs, count
+
+
+def _write_stage(cache: Cache, stage: Stage, count: Int[Array, " B"]) -> Cache:
+    """The cache after row b took `count[b]` tokens of the stage."""
+    return write_rows(cache, staged_entries(stage, count), count, jnp.arange(count.shape[0]))

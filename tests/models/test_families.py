@@ -47,14 +47,17 @@ def test_packed_rows_and_their_gradients(config, weights, want):
     positions = np.concatenate([np.arange(LENGTH)] * 2 + [[0, 0, 0]])[None]
     segment_ids = np.repeat([1, 2, 0], [LENGTH, LENGTH, 3])[None]
     is_predicted = (segment_ids[:, 1:] == segment_ids[:, :-1]) & (segment_ids[:, 1:] > 0)
+    remat = len(config.pattern) > 1  # without where layers are alike, which test_step.py compares
 
     @jax.jit
     @functools.partial(jax.value_and_grad, has_aux=True)
     def loss(params):
-        logits = unembed(config, params, forward(config, params, tokens, positions, segment_ids))
+        logits = unembed(config, params, forward(config, params, tokens, positions, segment_ids, remat=remat))
         log_probs = jnp.take_along_axis(jax.nn.log_softmax(logits[:, :-1]), tokens[:, 1:, None], axis=-1)[..., 0]
         return -jnp.sum(jnp.where(is_predicted, log_probs, 0)) / is_predicted.sum(), logits
 
+    again = str(jax.make_jaxpr(loss)(nested(weights))).count("= remat")
+    assert again == (len(config.pattern) if remat else 0)
     (_, logits), grads = loss(nested(weights))
     rows = np.asarray(logits)[0, : 2 * LENGTH].reshape(2, LENGTH, -1)
     assert_close(rows, want["logits"], np.abs(want["logits"]).max())
