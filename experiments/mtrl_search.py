@@ -1,6 +1,6 @@
 """Multi-turn RL of a search agent: the main experiment.
 
-Scale `local` (some 20 minutes on 2 CPU cores): a decoder of 2 M parameters, trained here from nothing on the reference
+Scale `local` (some 25 minutes on 2 CPU cores): a decoder of 2 M parameters, trained here from nothing on the reference
 pages of the installed numeric packages. Behaviour cloning of a scripted demonstrator of mixed quality makes the base
 agent; group-relative PPO on nDCG@10 tunes it. README.md shows the table of a run, docs/study.md what the recipe rests
 on and where it falls short.
