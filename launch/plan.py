@@ -7,6 +7,7 @@ and what its program implies on chips as their maker describes them. Exits with 
 """
 
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,6 +17,7 @@ ROOT = Path(__file__).resolve().parent.parent
 ALONE = {
     "JAX_PLATFORMS": "cpu",
     "TPU_SKIP_MDS_QUERY": "1",
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # no chip is taken that another program could want
     "TPU_ACCELERATOR_TYPE": "v5p-8",
     "TPU_WORKER_HOSTNAMES": "localhost",
     "TPU_WORKER_ID": "0",
@@ -56,4 +58,6 @@ def main(argv: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
+    # There is nothing to save, and Python would hear of Ctrl-C when the compiler is done, minutes later.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     sys.exit(main(sys.argv[1:]))
