@@ -64,6 +64,27 @@ class RMSNorm(nn.Module):
         return rms_norm(x, self.param("scale", nn.initializers.ones, (x.shape[-1],)), epsilon=self.epsilon)
 
 
+@jax.custom_vjp
+def _no_gradient_waits(*values: Array) -> tuple[Array, ...]:
+    """`values`, whose gradients are all made before any of them is used.
+
+    Left to itself a compiler puts off the adapters' gradients, which nothing waits for, and keeps the activations of
+    layer after layer for them.
+    """
+    return values
+
+
+def _as_they_are(*values: Array) -> tuple[tuple[Array, ...], None]:
+    return values, None
+
+
+def _together(_: None, gradients: tuple[Array, ...]) -> tuple[Array, ...]:
+    return tuple(jax.lax.optimization_barrier(gradients))
+
+
+_no_gradient_waits.defvjp(_as_they_are, _together)
+
+
 class Block(nn.Module):
     """Layer `place` of the pattern. Takes what it may attend to, returns the stream and what it adds to the past."""
 
@@ -245,11 +266,11 @@ class Block(nn.Module):
 
     def _adapted(self, name: str, x: Float[Array, "... D"], w: Float[Array, "D ..."]) -> Float[Array, "..."]:
         """x W, with (x A) B added where the parameters have adapters of this name (`models.lora`)."""
-        y = project(x, w)
         if not self.has_variable("lora", name):
-            return y
+            return project(x, w)
         pair: dict[str, Array] = self.get_variable("lora", name)
-        return y + project(project(x, pair["a"]), pair["b"])
+        x, a, b = _no_gradient_waits(x, pair["a"], pair["b"])
+        return project(x, w) + project(project(x, a), b)
 
     def _with_bias(self, name: str, x: Array, rank: int, init: Any = nn.initializers.zeros) -> Array:
         """`x` plus a bias over its last `rank` axes."""
