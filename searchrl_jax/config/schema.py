@@ -508,7 +508,7 @@ class Experiment(Checked):
     exp: str
     """Name of the experiment's file in experiments/."""
     scale: str
-    """Scale of the experiment that these settings are for."""
+    """Scale of the experiment that these settings are for; experiments/README.md lists them."""
     seed: int = field(default=0, metadata=within(0, 2**31 - 1))
     """Every random choice of the run follows from it."""
     workdir: str = ""

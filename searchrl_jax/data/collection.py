@@ -113,7 +113,7 @@ def _rows(path: Path) -> Iterator[_Row]:
             if not line.strip():
                 continue
             try:
-                fields = json.loads(line, object_pairs_hook=_without_repeats)
+                fields = json.loads(line.rstrip("\r\n"), object_pairs_hook=_without_repeats)
             except json.JSONDecodeError as error:
                 raise ValueError(f"{path}, line {number}: not JSON ({error.msg} at column {error.colno})") from None
             except RecursionError:

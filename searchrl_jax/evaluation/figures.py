@@ -167,7 +167,8 @@ def _draw_panel(axes: Axes, rows: Sequence[Mapping[str, Any]], panel: Panel) -> 
                 markersize=4.5,
                 markeredgecolor="white",
                 markeredgewidth=0.6,
-                label=f"{panel.series[key]}, validation",
+                # Colours tell what is what; the first says for all that points on thin lines are validation.
+                label="validation" if key == present[0] else None,
             )
     axes.set_title(panel.title, fontsize=10, loc="left")
     axes.set_xlabel("step", fontsize=9)

@@ -35,7 +35,7 @@ def make_mesh(data: int, fsdp: int, tensor: int, devices: Sequence[jax.Device] |
         factors = " * ".join(f"{axis} {size}" for axis, size in sizes.items())
         raise ValueError(
             f"mesh: expected a product equal to the {len(devices)} devices there are, got {factors} = {product}; "
-            "change an axis, or pass the devices to use"
+            "change an axis"
         )
     shape, types = (data, fsdp, tensor), (AxisType.Auto,) * len(AXES)
     try:

@@ -90,8 +90,10 @@ def devices_of(topology: str) -> tuple[str, Sequence[Any]]:
     generation, _, shape = topology.partition(":")
     chip = CHIPS.get(generation)
     if chip is None or not re.fullmatch(rf"[1-9]\d*(x[1-9]\d*){{{chip.dimensions - 1}}}", shape):
+        known = ", ".join(f"{name} ({each.dimensions} dimensions)" for name, each in CHIPS.items())
         raise ValueError(
-            f"topology: expected GENERATION:SHAPE, as in v5e:4x4, v6e:8x8 or v5p:4x4x4, got {topology!r}; name a slice"
+            f"topology: expected GENERATION:SHAPE, as in v5e:4x4 or v5p:4x4x4, of {known}, got {topology!r}; "
+            "name a slice"
         )
     if importlib.util.find_spec("libtpu") is None:
         raise ValueError("expected libtpu, which compiles for TPUs, found none; fetch it: make libtpu")

@@ -44,7 +44,7 @@ from searchrl_jax.train.interrupt import Interrupted, StopSignal
 from searchrl_jax.train.learn import batch_of
 from searchrl_jax.train.learner import Learner
 from searchrl_jax.train.measures import distributions, prefixed, rollout_metrics, success_metrics
-from searchrl_jax.train.progress import ALARM_STEPS, Progress, search_alarm, train_line
+from searchrl_jax.train.progress import ALARM_STEPS, Progress, or_dash, search_alarm, train_line
 from searchrl_jax.train.shapes import engine_shapes, training_rows
 from searchrl_jax.train.state import init_state
 from searchrl_jax.train.step import LossSpec, make_update
@@ -178,6 +178,7 @@ class _Run:
 
     def finish(self) -> dict[str, Any]:
         """All phases that are not done yet."""
+        self._check_stop()
         base = self._warm_up()
         tuned = self._reinforce(base)
         return compare_and_report(
@@ -339,6 +340,12 @@ class _Run:
         if newest is None and total:
             size = f"{batch.global_batch_size} x {batch.group_size}"
             print(f"reinforcement learning: {total} steps of {size} rollouts", flush=True)
+            if total < schedule.max_steps:
+                print(
+                    f"(schedule.max_steps is {schedule.max_steps}, but {len(work.tasks['train'])} training tasks last "
+                    f"no longer; raise schedule.max_epochs, {schedule.max_epochs} now)",
+                    flush=True,
+                )
         if newest is None and schedule.val_every and experiment.val.val_at_start:
             log.append(0, self._validate(learner.params, 0))
             self._check_stop()
@@ -450,7 +457,7 @@ class _Run:
             metrics |= prefixed(prefix, found)
             print(
                 f"validation after step {step}, temperature {temperature:g}: nDCG@10 {found['ndcg@10']:.3f}, given "
-                f"completion {found['ndcg@10_completed']:.3f}, failed {found['failure_rate']:.1%}, "
+                f"completion {or_dash(found['ndcg@10_completed'], 3)}, failed {found['failure_rate']:.1%}, "
                 f"malformed {found['malformed_rate']:.1%}, turns {found['turns']:.2f}",
                 flush=True,
             )

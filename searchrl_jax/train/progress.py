@@ -1,5 +1,6 @@
 """What a person reads while a run goes on."""
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -52,13 +53,19 @@ def search_alarm(rows: Sequence[Mapping[str, Any]]) -> str | None:
     )
 
 
+def or_dash(value: float, digits: int) -> str:
+    """`value` with so many digits behind the point; a dash for NaN, a mean over nothing."""
+    return "–" if math.isnan(value) else f"{value:.{digits}f}"
+
+
 def train_line(step: int, total: int, metrics: Mapping[str, float], left: str) -> str:
-    """One training step in one line of the terminal."""
+    """One training step in one line of the terminal; without an entropy where no group had anything to teach."""
     failures = {name: share for name, share in metrics.items() if name.startswith("failures/")}
     split = ", ".join(f"{name.removeprefix('failures/')} {share:.1%}" for name, share in failures.items())
     return (
         f"step {step}/{total}  reward {metrics['reward']:.3f}  nDCG@10 {metrics['ndcg@10']:.3f}  "
         f"failed {metrics['failure_rate']:.1%}{f' ({split})' if split else ''}  "
-        f"malformed {metrics['malformed_rate']:.1%}  turns {metrics['turns']:.2f}  entropy {metrics['entropy']:.2f}  "
+        f"malformed {metrics['malformed_rate']:.1%}  turns {metrics['turns']:.2f}  "
+        f"entropy {or_dash(metrics['entropy'], 2)}  "
         f"{metrics['tokens_per_second']:,.0f} tokens/s  {metrics['timing_s/step']:.1f} s  left {left}"
     )

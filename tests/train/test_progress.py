@@ -53,6 +53,7 @@ def test_failures_are_split_by_status() -> None:
 
 def test_metrics_without_a_value_do_not_break_the_line() -> None:
     assert "reward nan" in train_line(1, 2, METRICS | {"reward": float("nan")}, "unknown")
+    assert "entropy –  " in train_line(1, 2, METRICS | {"entropy": float("nan")}, "unknown")
 
 
 def rows(searches: list[float], ndcg: list[float]) -> list[dict[str, Any]]:

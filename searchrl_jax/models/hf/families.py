@@ -1,5 +1,6 @@
 """The families of checkpoints that are read and written, by the `model_type` of their config.json."""
 
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -55,7 +56,10 @@ def family_of(config: Mapping[str, Any]) -> Family:
     """
     kind = str(config.get("model_type"))
     if kind not in FAMILIES:
-        raise ValueError(f"config.json: expected model_type to be one of {', '.join(FAMILIES)}, got {kind!r}")
+        raise ValueError(
+            f"config.json: expected model_type to be one of {', '.join(FAMILIES)}, got {kind!r}; "
+            "choose a checkpoint of one of these families"
+        )
     return FAMILIES[kind]
 
 
@@ -69,6 +73,7 @@ def table_of(config: Mapping[str, Any]) -> list[Entry]:
 
 def complete(config: Mapping[str, Any]) -> dict[str, Any]:
     """A config.json with the family's defaults for what it leaves out, its older names said anew."""
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # that it finds no torch, which isn't needed
     from transformers import CONFIG_MAPPING
 
     filled: dict[str, Any] = CONFIG_MAPPING[config["model_type"]].from_dict(dict(config)).to_dict()
