@@ -204,16 +204,20 @@ def split_tasks(tasks: Sequence[Task]) -> dict[str, list[Task]]:
 
 
 def spread(tasks: Sequence[Task], count: int) -> list[Task]:
-    """`count` of `tasks`, in their order and evenly from beginning to end: task floor(i n / count) of n, for each i.
+    """`count` of `tasks`, in their order: of each slice its share, evenly from its beginning to its end.
 
-    Tasks of a slice often stand together; the first ones would be of one slice alone.
+    With the tasks in the order of their slices, task floor(i n / count) of n, for each i. The first ones might all be
+    of one slice.
 
     Args:
         count: 0, or more than there are, for all of them.
     """
     if not 0 < count < len(tasks):
         return list(tasks)
-    return [tasks[i * len(tasks) // count] for i in range(count)]
+    slices = [str(task.metadata.get("slice", "")) for task in tasks]
+    rank = {name: place for place, name in enumerate(dict.fromkeys(slices))}
+    in_slices = sorted(range(len(tasks)), key=lambda place: rank[slices[place]])
+    return [tasks[place] for place in sorted(in_slices[i * len(tasks) // count] for i in range(count))]
 
 
 def _hashed_split(task: Task) -> str:

@@ -1,6 +1,7 @@
 import json
 import re
 
+import numpy as np
 import pytest
 
 from searchrl_jax.data.collection import read_documents, read_tasks, split_tasks, spread
@@ -152,9 +153,17 @@ def test_spread_takes_of_every_slice_its_share():
     assert [task.task_id for task in spread(tasks, 4)] == ["q0", "q2", "q5", "q7"]
     assert spread(tasks, 10) == spread(tasks, 0) == spread(tasks, 11) == tasks
     slices = ["bridge"] * 152 + ["known item"] * 177 + ["pointed bridge"] * 134
-    kinds = [Task(f"q{index}", "?", {"d": 1}, metadata={"slice": name}) for index, name in enumerate(slices)]
-    taken = [task.metadata["slice"] for task in spread(kinds, 80)]
-    assert [taken.count(name) for name in dict.fromkeys(slices)] == [27, 30, 23]
+    for order in (slices, slices[::-1], ["a", "b"] * 80):
+        kinds = [Task(f"q{index}", "?", {"d": 1}, metadata={"slice": name}) for index, name in enumerate(order)]
+        places = [int(task.task_id[1:]) for task in spread(kinds, 80)]
+        assert places == sorted(set(places)) and len(places) == 80
+        for name in dict.fromkeys(order):
+            share = 80 * order.count(name) / len(order)
+            assert abs(sum(order[place] == name for place in places) - share) < 1
+            # From beginning to end: the largest gap is that of an even spread, rounded up.
+            of_slice = [place for place, kind in enumerate(order) if kind == name]
+            ranks = [of_slice.index(place) for place in places if order[place] == name]
+            assert max(np.diff([-1, *ranks, len(of_slice)])) <= -(-len(order) // 80) + 1
 
 
 def test_unknown_split_is_refused():
