@@ -61,7 +61,7 @@ def rotary_tables(
     stretched = jnp.clip((jnp.arange(head_dim // 2) - fast) / max(slow - fast, 1e-3), 0.0, 1.0)
     frequency = frequency * (1 - stretched + stretched / yarn.factor)
     angle = positions.astype(jnp.float32)[..., None] * frequency
-    length = 0.1 * math.log(yarn.factor) + 1
+    length = 0.1 * math.log(max(yarn.factor, 1.0)) + 1
     return length * jnp.cos(angle), length * jnp.sin(angle)
 
 

@@ -164,7 +164,7 @@ class HarmonyDialect:
             return Malformed("wrong_stop")
         if channel != "commentary":
             return Malformed("wrong_channel")
-        if not recipient.startswith("functions."):
+        if not recipient.startswith("functions.") or recipient == "functions.":
             return Malformed("wrong_recipient")
         if self._segments.spells_control([body]):
             return Malformed("spelled_control")
@@ -194,6 +194,8 @@ class HarmonyDialect:
             body = rest[at + 1 : rest.index(end, at)]
             if len(body) > 1 or any(isinstance(segment, int) for segment in body):
                 return Malformed("control_inside")
+            if found["to"] and found["to_late"] not in (None, found["to"]):
+                return Malformed("wrong_recipient")
             messages.append((found["to"] or found["to_late"], found["channel"], "".join(map(str, body))))
             rest = rest[at + 2 + len(body) :]
         return messages

@@ -115,7 +115,10 @@ class PlainDialect:
             return Malformed("no_call")
         if text.count(CALL_START) > 1:
             return Malformed("several_calls")
-        body, end, after = text.partition(CALL_START)[2].partition(CALL_END)
+        before, _, rest = text.partition(CALL_START)
+        if any(tag in before for tag in TAGS):
+            return Malformed("spelled_control")
+        body, end, after = rest.partition(CALL_END)
         if not end:
             return Malformed("half_call")
         if after.strip():

@@ -112,10 +112,19 @@ class PretrainedTokenizer:
         return b"".join(self._bytes[id_] for id_ in ids)
 
 
-def end_token(settings: Mapping[str, Any]) -> str | None:
-    """The string of the token that a tokenizer_config.json calls the end of a sequence, if it does."""
+def end_token(settings: Any) -> str | None:
+    """The string of the token that a tokenizer_config.json calls the end of a sequence, if it does.
+
+    Raises:
+        ValueError: it is no object, or names the token in another way than transformers does.
+    """
+    if not isinstance(settings, dict):
+        raise ValueError(f"expected a JSON object, got {type(settings).__name__}")
     end = settings.get("eos_token")
-    return end["content"] if isinstance(end, dict) else end
+    end = end.get("content", end) if isinstance(end, dict) else end
+    if end is not None and not isinstance(end, str):
+        raise ValueError(f"expected eos_token to be a string or an object with its content, got {end!r}")
+    return end
 
 
 def _bytes_of_ids(vocabulary: Mapping[str, int], added: Sequence[Mapping[str, Any]], decoder: str) -> dict[int, bytes]:

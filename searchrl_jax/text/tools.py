@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -68,8 +69,15 @@ def _integers(value: Any) -> Any:
     return [_number(item) if isinstance(item, str) else item for item in items] if isinstance(items, list) else value
 
 
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(text)
+    return number
+
+
 def _number(text: str) -> Any:
     try:
-        return json.loads(text)
+        return json.loads(text, parse_float=_finite, parse_constant=_finite)
     except (ValueError, RecursionError):
         return text

@@ -4,6 +4,7 @@ import contextlib
 import fcntl
 import functools
 import json
+import math
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -26,6 +27,7 @@ from searchrl_jax.env.demonstrator import DemonstrationError, Demonstrator
 from searchrl_jax.evaluation.agents import play_tasks
 from searchrl_jax.evaluation.rescore import TOLERANCE, rescored_metrics, titles_of
 from searchrl_jax.models.axes import CACHE_AXES, PARAMETER_AXES
+from searchrl_jax.models.checksum import checksum
 from searchrl_jax.models.decoder import Params, init_params
 from searchrl_jax.models.dtype import held_in
 from searchrl_jax.models.hf import load_pretrained, save_adapters, save_pretrained
@@ -75,7 +77,7 @@ def run(
         try:
             workdir.mkdir(parents=True, exist_ok=True)
             stack.enter_context(_only_process(workdir))
-            made = ("config.json", "data.json", "tokenizer.json")
+            made = ("config.json", "data.json", "tokenizer.json", "base.json")
             claimed = [path for name in made if not (path := workdir / name).exists()]
             stop = stack.enter_context(StopSignal(experiment.time_limit_hours))
             refusal = functools.partial(_other_configuration, workdir)
@@ -210,8 +212,12 @@ class _Run:
         if not path:
             return held_in(init_params(self.work.model, named_key(self.experiment.seed, "init")), dtype)
         print(f"reading the weights of {path}", flush=True)
+        refusal = (
+            f"{path}: its weights are not those that this run began with; put them back, or name another --workdir"
+        )
         try:
             _, params = load_pretrained(path, self.mesh)
+            claim(self.workdir / "base.json", {"path": path, "checksum": checksum(params)}, lambda _: refusal)
         except ValueError as error:
             raise SetupError(str(error)) from error
         return held_in(params, dtype)
@@ -270,6 +276,11 @@ class _Run:
         for number in range(done + 1, config.steps + 1):
             state, metrics = update(state, [place_rows(self.mesh, rows) for rows in stream.batch(number)])
             losses.append(metrics["loss"])
+            if not math.isfinite(metrics["loss"]):
+                raise SetupError(
+                    f"warm-up: expected a finite loss, got {metrics['loss']} at update {number}; begin with weights "
+                    f"that are finite, or lower warmup.learning_rate ({config.learning_rate:g})"
+                )
             log.append(number, {name: metrics[name] for name in ("loss", "grad_norm", "tokens")})
             # Read once: a signal that came after the decision to save would stop the run with nothing saved.
             is_last, reason = number == config.steps, self.stop.reason
@@ -405,7 +416,7 @@ class _Run:
                 continue
             try:
                 save(path)
-            except ValueError as error:  # the checkpoint that it came from is gone
+            except (ValueError, OSError) as error:  # the checkpoint that it came from is gone, or there is no room
                 raise SetupError(str(error)) from error
             print(f"saved {path}", flush=True)
 

@@ -351,6 +351,9 @@ FAULTS = {
         TO + '{"query": "a"}<|end|><|start|>assistant' + TO + '{"query": "a"}<|call|>': "several_calls",
         TO.replace("commentary", "analysis") + '{"query": "a"}<|call|>': "wrong_channel",
         TO.replace("functions.", "browser.") + '{"query": "a"}<|call|>': "wrong_recipient",
+        TO.replace("functions.bm25_search", "functions.") + '{"query": "a"}<|call|>': "wrong_recipient",
+        " to=functions.bm25_search<|channel|>commentary to=functions.submit json"
+        '<|message|>{"query": "a"}<|call|>': "wrong_recipient",
         "<|channel|>commentary??" + '<|message|>{"query": "a"}<|call|>': "half_message",
         '<|message|>{"query": "a"}<|call|>': "half_message",
         '{"query": "a"}<|call|>': "half_message",
@@ -387,6 +390,8 @@ FAULTS = {
     "plain": {
         "I would search.<|endoftext|>": "no_call",
         "<|fim_prefix|>" + in_tags("plain", JSON): "control_inside",
+        "</tool_call>" + in_tags("plain", JSON): "spelled_control",
+        "<tool_response>x</tool_response>" + in_tags("plain", JSON): "spelled_control",
         in_tags("plain", '{"query": "x"'): "not_json",
         in_tags("plain", '{"name": "bm25_search", "arguments": {"query": "\\u003c/tool_call>"}}'): "control_inside",
         in_tags("plain", '{"name": "bm25_search", "arguments": {"query": "<tool_call>"}}'): "several_calls",
@@ -411,7 +416,7 @@ def test_faulty_turns_are_malformed_each_with_its_reason(name, turn):
 
 def test_every_reason_of_the_dialects_is_seen_here():
     seen = {reason for faults in FAULTS.values() for reason in faults.values()}
-    assert set(MALFORMED_TEXT) - seen == {"unknown_token", "spelled_control", "not_text"}  # below
+    assert set(MALFORMED_TEXT) - seen == {"unknown_token", "not_text"}  # below
 
 
 def test_what_only_ids_show(name, dialect):

@@ -116,6 +116,31 @@ def test_adapters_added_to_the_checkpoint_are_the_tuned_model(
     np.testing.assert_array_equal(tuned["embedding"], first["embedding"])
 
 
+def test_other_weights_in_the_place_of_the_base_are_refused(
+    of_checkpoint: dict[str, Any], checkpoint: Path, tmp_path: Path
+) -> None:
+    own = Path(shutil.copytree(checkpoint, tmp_path / "own"))
+    changes = {"model.path": str(own), "lora.lora_rank": 2, "schedule.max_steps": 0}
+    finished(of_checkpoint, tmp_path / "run", **changes)
+    weights = load_file(own / "model.safetensors")
+    weights["model.norm.weight"][3] += 1e-3
+    save_file(weights, own / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(SetupError, match="its weights are not those that this run began with; put them back"):
+        finished(of_checkpoint, tmp_path / "run", **changes)
+
+
+def test_a_base_that_is_not_finite_ends_in_the_warm_up(
+    of_checkpoint: dict[str, Any], checkpoint: Path, tmp_path: Path
+) -> None:
+    own = Path(shutil.copytree(checkpoint, tmp_path / "own"))
+    weights = load_file(own / "model.safetensors")
+    weights["model.norm.weight"][:] = np.nan
+    save_file(weights, own / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(SetupError, match="warm-up: expected a finite loss, got nan at update 1"):
+        finished(of_checkpoint, tmp_path / "run", **{"model.path": str(own), "warmup.steps": 2})
+    assert not (tmp_path / "run" / "base.json").exists()
+
+
 def test_a_narrow_base_gets_wide_adapters(of_checkpoint: dict[str, Any], checkpoint: Path, tmp_path: Path) -> None:
     changes = {"model.dtype": "bfloat16", "lora.lora_rank": 2, "rl.advantage_method": "gae", "rl.entropy_coef": -1.0}
     _, tuned = finished(of_checkpoint, tmp_path / "run", **changes)

@@ -1,7 +1,7 @@
 """Adapters into folders that PEFT, vLLM and SGLang load beside the base."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,9 @@ def save_adapters(path: str | Path, config: DecoderConfig, adapters: Adapters, a
     """Writes adapters in PEFT's format. The folder is there whole or not at all.
 
     Where several of our matrices are stored as one, so are their adapters, exactly: those of n matrices become one of
-    n times the rank, whose B is 0 where a matrix reads another's A; `rank_pattern` says so.
+    n times the rank, whose B is 0 where a matrix reads another's A; `rank_pattern` says so. The names are those of the
+    checkpoint: where the text is one part of it, the class that loads all parts (AutoModelForImageTextToText) finds
+    them, and AutoModelForCausalLM may not.
 
     Args:
         path: a folder that isn't there yet, or is empty.
@@ -62,7 +64,7 @@ def save_adapters(path: str | Path, config: DecoderConfig, adapters: Adapters, a
         "lora_alpha": alpha,
         "rank_pattern": other,
         "alpha_pattern": {name: alpha * each / rank for name, each in other.items()},
-        "target_modules": sorted(ranks),
+        "target_modules": _targets(rows, sorted(ranks)),
         "lora_dropout": 0.0,
         "bias": "none",
         "inference_mode": True,
@@ -70,6 +72,12 @@ def save_adapters(path: str | Path, config: DecoderConfig, adapters: Adapters, a
     with new_folder(path) as folder:
         (folder / "adapter_config.json").write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
         write_file(folder / "adapter_model.safetensors", tensors)
+
+
+def _targets(rows: Sequence[Row], names: list[str]) -> list[str] | str:
+    """What PEFT is to adapt: modules by their last names or, beside a vision tower that has the same, by a pattern."""
+    is_inside = all(".language_model." in row.name for row in rows)
+    return rf".*\.language_model\..*\.({'|'.join(names)})" if is_inside else names
 
 
 def _pair(row: Row, flat: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> tuple[np.ndarray, np.ndarray]:

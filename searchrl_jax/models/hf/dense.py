@@ -39,6 +39,8 @@ def decoder_config(config: Mapping[str, Any]) -> DecoderConfig:
         ValueError: it asks for something that the decoder doesn't compute.
     """
     require(config, attention_bias=False, mlp_bias=False, use_sliding_window=False, hidden_act="silu")
+    if others := sorted(set(config.get("layer_types") or ()) - {"full_attention"}):
+        raise ValueError(f"config.json: expected layer_types of full_attention alone, got {', '.join(others)} as well")
     rope = config["rope_parameters"]
     require(rope, rope_type="default", partial_rotary_factor=1.0)
     family = config["model_type"]

@@ -58,7 +58,12 @@ def gpt_oss_config(config: Mapping[str, Any]) -> DecoderConfig:
     require(config, attention_bias=True, hidden_act="silu", swiglu_alpha=1.702)
     rope = config["rope_parameters"]
     require(rope, rope_type="yarn", truncate=False, attention_factor=None, mscale=None, mscale_all_dim=None)
-    kinds = {"sliding_attention": Layer(window=config["sliding_window"]), "full_attention": Layer()}
+    require(config, partial_rotary_factor=1.0)
+    require(rope, partial_rotary_factor=1.0)
+    window = config["sliding_window"]
+    if not window or window < 1:
+        raise ValueError(f"config.json: expected a sliding_window of at least 1, got {window!r}; correct it")
+    kinds = {"sliding_attention": Layer(window=window), "full_attention": Layer()}
     return DecoderConfig(
         **sizes_of(config),
         rope_theta=rope["rope_theta"],
@@ -66,8 +71,8 @@ def gpt_oss_config(config: Mapping[str, Any]) -> DecoderConfig:
         yarn=Yarn(
             factor=rope["factor"],
             original_length=rope["original_max_position_embeddings"],
-            fast=rope["beta_fast"],
-            slow=rope["beta_slow"],
+            fast=rope.get("beta_fast") or 32.0,
+            slow=rope.get("beta_slow") or 1.0,
         ),
         experts=Experts(config["num_local_experts"], config["num_experts_per_tok"], limit=config["swiglu_limit"]),
         has_tied_embedding=config["tie_word_embeddings"],

@@ -66,7 +66,7 @@ def family_of(config: Mapping[str, Any]) -> Family:
 def table_of(config: Mapping[str, Any]) -> list[Entry]:
     """The table of a config.json: where other senses stand beside the language model, its names are a level deeper."""
     table = family_of(config).table
-    if "text_config" not in config:
+    if not config.get("text_config"):
         return list(table)
     return [entry.renamed(re.sub(r"^model\.", "model.language_model.", entry.theirs)) for entry in table]
 

@@ -56,7 +56,7 @@ def read_folder(path: Path) -> StoredCheckpoint:
     files = {
         each.name: each.read_bytes
         for each in sorted(path.iterdir())
-        if each.suffix in _CARRIED and each.name != CONFIG and not each.name.endswith(".index.json")
+        if each.is_file() and each.suffix in _CARRIED and each.name != CONFIG and not each.name.endswith(".index.json")
     }
     return StoredCheckpoint(str(path), _read_json(path / CONFIG), tensors, files)
 
@@ -74,7 +74,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 def _shards(path: Path) -> list[Path]:
     if (path / INDEX).is_file():
         weight_map = _read_json(path / INDEX).get("weight_map")
-        if not isinstance(weight_map, dict):
+        if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
             raise ValueError(f"{path / INDEX}: expected a weight_map of tensors and files; fetch it anew")
         shards = [path / name for name in sorted(set(weight_map.values()))]
     else:

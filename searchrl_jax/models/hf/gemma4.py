@@ -46,13 +46,16 @@ def decoder_config(config: Mapping[str, Any]) -> DecoderConfig:
     require(text, enable_moe_block=False, num_kv_shared_layers=0, use_double_wide_mlp=False)
     if text.get("use_bidirectional_attention") == "all":
         raise ValueError("config.json: expected attention to what came before alone, got use_bidirectional_attention")
+    cap = text["final_logit_softcapping"]
+    if cap is not None and cap <= 0:
+        raise ValueError(f"config.json: expected final_logit_softcapping above 0 or null, got {cap!r}; correct it")
     local, far = (text["rope_parameters"][name] for name in _TYPES)
     require(local, rope_type="default")
-    require(far, rope_type="proportional")
+    require(far, rope_type="proportional", factor=1.0)
     own = text["per_layer_config"]
     full = {str(i): own.get(str(i)) for i, name in enumerate(text["layer_types"]) if name == _TYPES[1]}
-    sizes = next(iter(full.values()))
-    if own != dict.fromkeys(full, sizes):
+    sizes = next(iter(full.values())) or {}
+    if own and own != dict.fromkeys(full, sizes):
         raise ValueError(f"config.json: expected the same sizes of all full_attention layers and no other, got {own}")
     kinds = {
         "sliding_attention": Layer(window=text["sliding_window"]),
@@ -60,7 +63,7 @@ def decoder_config(config: Mapping[str, Any]) -> DecoderConfig:
             num_kv_heads=sizes.get("num_key_value_heads", 0),
             head_dim=sizes.get("head_dim", 0),
             rope_theta=far["rope_theta"],
-            turning=far["partial_rotary_factor"],
+            turning=far.get("partial_rotary_factor", 1.0),
             reads_keys=text["attention_k_eq_v"],
         ),
     }
@@ -70,5 +73,5 @@ def decoder_config(config: Mapping[str, Any]) -> DecoderConfig:
         pattern=pattern_of(text["layer_types"], kinds),
         has_tied_embedding=config["tie_word_embeddings"],
         is_gemma=True,
-        logit_cap=text["final_logit_softcapping"],
+        logit_cap=cap,
     )

@@ -47,7 +47,10 @@ def read_gguf(path: Path) -> StoredCheckpoint:
         from gguf.quants import dequantize
     except ImportError as error:
         raise ValueError(f"{path}: the gguf package reads this; install it: pip install 'gguf>=0.19,<0.20'") from error
-    reader = GGUFReader(path)
+    try:
+        reader = GGUFReader(path)
+    except Exception as error:  # of a damaged file it says what it stumbled over, in many kinds
+        raise ValueError(f"{path}: expected a whole .gguf file, but {error}; fetch it anew") from error
 
     def field(name: str) -> Any:
         found = reader.get_field(name)

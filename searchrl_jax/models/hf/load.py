@@ -76,8 +76,12 @@ def read_pretrained(path: str | Path) -> tuple[PretrainedConfig, PretrainedToken
     config = pretrained_config(outline(stored.config).decoder, _source(path))
     if TOKENIZER not in stored.files:
         raise ValueError(f"{stored.where}: expected a {TOKENIZER} beside the weights, found none; save the model whole")
-    settings = json.loads(stored.files[TOKENIZER_CONFIG]()) if TOKENIZER_CONFIG in stored.files else {}
-    tokenizer = PretrainedTokenizer(stored.files[TOKENIZER]().decode("utf-8"), end_token(settings))
+    try:
+        settings = json.loads(stored.files[TOKENIZER_CONFIG]()) if TOKENIZER_CONFIG in stored.files else {}
+        end = end_token(settings)
+    except ValueError as error:
+        raise ValueError(f"{stored.where}/{TOKENIZER_CONFIG}: {error}; fetch it anew") from error
+    tokenizer = PretrainedTokenizer(stored.files[TOKENIZER]().decode("utf-8"), end)
     if tokenizer.vocab_size > config.vocab_size:
         raise ValueError(
             f"{stored.where}: expected a tokenizer of at most {config.vocab_size} ids, as many as the model has, got "

@@ -27,26 +27,43 @@ _VALUES = np.array([*_MAGNITUDES, *(-each for each in _MAGNITUDES)], np.float32)
 
 
 def dequantised(stored: StoredCheckpoint) -> StoredCheckpoint:
-    """The checkpoint with each pair of blocks and scales as one bfloat16 tensor; another one as it is."""
-    if stored.config.get(QUANTISED, {}).get("quant_method") != "mxfp4":
+    """The checkpoint with each pair of blocks and scales as one bfloat16 tensor; another one as it is.
+
+    Raises:
+        ValueError: blocks or scales are misshaped or mistyped. The message lists all of them.
+    """
+    quantised = stored.config.get(QUANTISED)
+    if not isinstance(quantised, dict) or quantised.get("quant_method") != "mxfp4":
         return stored
-    tensors = dict(stored.tensors)
+    tensors, faults = dict(stored.tensors), []
     for name in [name for name in tensors if name.endswith(BLOCKS)]:
         stem = name.removesuffix(BLOCKS)
         if stem + SCALES in tensors:
-            tensors[stem] = _pair(tensors.pop(name), tensors.pop(stem + SCALES))
+            blocks, scales = tensors.pop(name), tensors.pop(stem + SCALES)
+            if len(blocks.shape) != 4 or blocks.shape[-1] != 16 or blocks.dtype != np.uint8:
+                faults.append(f"{name}: expected uint8[experts, out, in / 32, 16], got {blocks}")
+            elif scales.shape != blocks.shape[:-1] or scales.dtype != np.uint8:
+                faults.append(f"{stem}{SCALES}: expected uint8{list(blocks.shape[:-1])}, as its blocks, got {scales}")
+            else:
+                tensors[stem] = _pair(stem, blocks, scales)
+    if faults:
+        listed = "\n  ".join(faults)
+        raise ValueError(f"{stored.where}: expected pairs of MXFP4 tensors; fetch the checkpoint anew:\n  {listed}")
     config = {key: value for key, value in stored.config.items() if key != QUANTISED}
     return dataclasses.replace(stored, config=config, tensors=tensors)
 
 
-def _pair(blocks: StoredTensor, scales: StoredTensor) -> StoredTensor:
+def _pair(name: str, blocks: StoredTensor, scales: StoredTensor) -> StoredTensor:
     experts, outside, groups, _ = blocks.shape
     shape = (experts, 32 * groups, outside)
-    return StoredTensor(shape, BFLOAT16, functools.partial(_read, blocks, scales))
+    return StoredTensor(shape, BFLOAT16, functools.partial(_read, name, blocks, scales))
 
 
-def _read(blocks: StoredTensor, scales: StoredTensor) -> np.ndarray:
-    return dequantise(blocks.read(), scales.read())
+def _read(name: str, blocks: StoredTensor, scales: StoredTensor) -> np.ndarray:
+    read = scales.read()
+    if (read == 255).any():
+        raise ValueError(f"{name}{SCALES}: expected numbers, got 255, which stands for none; fetch the checkpoint anew")
+    return dequantise(blocks.read(), read)
 
 
 def dequantise(blocks: np.ndarray, scales: np.ndarray) -> np.ndarray:

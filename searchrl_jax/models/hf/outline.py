@@ -31,10 +31,19 @@ def outline(config: Mapping[str, Any]) -> Outline:
     Raises:
         ValueError: its family, or something that it asks for, isn't known here.
     """
-    family, filled = family_of(config), complete(config)
-    decoder = family.decoder_config(filled)
-    shapes = parameter_shapes(decoder)
-    return Outline(decoder, shapes, rows_of(table_of(filled), shapes, decoder.pattern), family.carried)
+    family = family_of(config)
+    try:
+        filled = complete(config)
+        decoder = family.decoder_config(filled)
+        shapes = parameter_shapes(decoder)
+        return Outline(decoder, shapes, rows_of(table_of(filled), shapes, decoder.pattern), family.carried)
+    except ValueError:
+        raise
+    except Exception as error:  # transformers has kinds of its own for a field of another type
+        raise ValueError(
+            f"config.json: expected what describes a model of the family {config['model_type']}, but "
+            f"{type(error).__name__}: {error}; take the file that came with the weights"
+        ) from error
 
 
 def parameter_shapes(config: DecoderConfig) -> Shapes:

@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+FLOATS = ("float32", "bfloat16", "float16", "float64")
+
 
 @dataclass(frozen=True)
 class StoredTensor:
@@ -43,9 +45,18 @@ class StoredCheckpoint:
 
     @property
     def dtype(self) -> np.dtype | None:
-        """The dtype that the configuration declares for the weights, if it does."""
-        for part in (self.config, self.config.get("text_config", {})):
+        """The dtype that the configuration declares for the weights, if it does.
+
+        Raises:
+            ValueError: it declares another than `FLOATS`.
+        """
+        for part in (self.config, self.config.get("text_config") or {}):
             for key in ("dtype", "torch_dtype"):
-                if part.get(key):
-                    return np.dtype(part[key])
+                name = str(part.get(key) or "auto").removeprefix("torch.")
+                if name not in FLOATS and name != "auto":
+                    raise ValueError(
+                        f"{self.where}: expected {key} to be one of {', '.join(FLOATS)}, got {part[key]!r}"
+                    )
+                if name != "auto":
+                    return np.dtype(name)
         return None

@@ -16,7 +16,7 @@ import numpy as np
 
 from searchrl_jax.models.config import Layer
 from searchrl_jax.models.hf.layout import SAME, Layout
-from searchrl_jax.models.hf.stored import StoredCheckpoint
+from searchrl_jax.models.hf.stored import FLOATS, StoredCheckpoint
 
 _LAYERS = "layers/"
 
@@ -115,9 +115,10 @@ def check(stored: StoredCheckpoint, rows: Sequence[Row], carried: tuple[str, ...
         found = tensors[name]
         if found.shape != row.shape:
             faults.append(f"misshaped {name}: expected {list(row.shape)}, got {list(found.shape)}")
-        dtype = dtype or found.dtype
+        if dtype is None and str(found.dtype) in FLOATS:
+            dtype = found.dtype
         if found.dtype != dtype and not (row.may_be_wide and found.dtype == np.float32):
-            faults.append(f"mistyped {name}: expected {dtype}, got {found.dtype}")
+            faults.append(f"mistyped {name}: expected {dtype or ' or '.join(FLOATS)}, got {found.dtype}")
     if faults:
         listed = "\n  ".join(faults)
         raise ValueError(

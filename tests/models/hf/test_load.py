@@ -90,6 +90,14 @@ def test_what_is_wrong_with_tensors_is_one_error_that_lists_all_of_it(tmp_path):
     ]
 
 
+def test_whole_numbers_are_no_weights(tmp_path):
+    config = {name: value for name, value in LLAMA.items() if name != "dtype"}
+    tensors = {name: x.astype(np.int32) for name, x in random_tensors(LLAMA).items()}
+    with pytest.raises(ValueError, match=f"found {len(tensors)} faults") as caught:
+        load_pretrained(write(tmp_path / "llama", config, tensors))
+    assert "mistyped model.norm.weight: expected float32 or bfloat16 or" in str(caught.value)
+
+
 def test_nothing_is_cast(tmp_path):
     narrow = LLAMA | {"dtype": "bfloat16"}
     theirs = random_tensors(narrow)
@@ -115,6 +123,14 @@ def test_nothing_is_cast(tmp_path):
             {"rope_scaling": {"rope_type": "linear", "factor": 4.0}},
             "expected rope_type 'default', got 'linear'",
         ),
+        (
+            {"model_type": "qwen2", "layer_types": ["sliding_attention", "full_attention"]},
+            "expected layer_types of full_attention alone, got sliding_attention",
+        ),
+        ({"num_hidden_layers": "2"}, "expected what describes a model of the family llama, but .*num_hidden_layers"),
+        ({"rope_theta": "10000"}, "expected what describes a model of the family llama"),
+        ({"num_attention_heads": 0}, "expected what describes a model of the family llama"),
+        ({"dtype": "int32"}, "expected dtype to be one of float32, bfloat16, float16, float64, got 'int32'"),
     ],
 )
 def test_what_the_decoder_does_not_compute_is_refused(tmp_path, changed, message):
@@ -150,6 +166,7 @@ def test_a_shard_that_is_missing_or_doubled_is_refused(tmp_path):
         ("model.safetensors", b"", "model.safetensors: expected a whole safetensors file"),
         ("model.safetensors", b"\xff" * 64, "model.safetensors: expected a whole safetensors file"),
         ("model.safetensors.index.json", b"{}", "index.json: expected a weight_map"),
+        ("model.safetensors.index.json", b'{"weight_map": {"a": 1}}', "index.json: expected a weight_map"),
     ],
 )
 def test_a_damaged_file_is_named(llama, name, content, message):

@@ -61,6 +61,35 @@ def test_pairs_appear_as_the_tensors_that_they_stand_for():
     assert dequantised(plain) is plain
 
 
+def test_pairs_that_do_not_fit_are_one_error_that_lists_them():
+    blocks, scales = drawn()
+    faulty = {
+        "a_blocks": blocks,
+        "a_scales": scales[:, :1],  # numpy would stretch them
+        "b_blocks": blocks.astype(np.int8),
+        "b_scales": scales,
+        "c_blocks": blocks[..., :8],
+        "c_scales": scales,
+        "d_blocks": blocks,
+        "d_scales": np.full_like(scales, 255),
+    }
+    tensors = {name: StoredTensor(x.shape, x.dtype, lambda x=x: x) for name, x in faulty.items()}
+    config = {"model_type": "gpt_oss", "quantization_config": {"quant_method": "mxfp4"}}
+    with pytest.raises(ValueError, match="here: expected pairs of MXFP4 tensors") as caught:
+        dequantised(StoredCheckpoint("here", config, tensors, {}))
+    assert [line.strip().split(":")[0] for line in str(caught.value).splitlines()[1:]] == [
+        "a_scales",
+        "b_blocks",
+        "c_blocks",
+    ]
+    alone = {name: tensors[name] for name in ("d_blocks", "d_scales")}
+    with pytest.raises(ValueError, match="d_scales: expected numbers, got 255"):
+        dequantised(StoredCheckpoint("here", config, alone, {})).tensors["d"].read()
+    for none in (None, "mxfp4"):
+        other = StoredCheckpoint("here", config | {"quantization_config": none}, tensors, {})
+        assert dequantised(other) is other
+
+
 @pytest.mark.peers
 def test_transformers_makes_the_same_of_them():
     torch = pytest.importorskip("torch", reason="the reference runs in torch: make reference")
