@@ -111,7 +111,8 @@ def _results(heading: str, summary: Mapping[str, Any]) -> str:
     parts = [f"<h3>{_text(heading)}</h3>", _agents(summary)]
     parts.append(
         '<p class="note">Value ± half the width of its 95 % bootstrap interval over tasks. A failed task counts 0 in '
-        "nDCG@10; “completed” leaves it out.</p>"
+        "nDCG@10; “completed” leaves it out. Seconds are of an episode beside others, and of the compiler where "
+        "it is the first of a kind.</p>"
     )
     if summary["differences"]:
         parts.append(_folded("Failures by status", _statuses(summary)))

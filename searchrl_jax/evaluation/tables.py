@@ -186,7 +186,11 @@ def print_summary(summary: Mapping[str, Any], title: str = "", console: Console 
     """Prints the tables of a summary; readable from 120 columns on."""
     console = console or Console()
     console.print(agent_table(summary, title))
-    console.print("± is half the width of the 95 % bootstrap interval; a failed task counts 0 in nDCG@10", style="dim")
+    console.print(
+        "± is half the width of the 95 % bootstrap interval; a failed task counts 0 in nDCG@10; seconds are of an "
+        "episode beside others, and of the compiler where it is the first of a kind",
+        style="dim",
+    )
     if any(entry["action_tokens"] for entry in summary["agents"].values()):
         console.print(status_table(summary))
     if summary["differences"]:
