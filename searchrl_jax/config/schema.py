@@ -167,7 +167,7 @@ class ValConfig(Checked):
     success_threshold: float = field(default=1.0, metadata=within(-1, 1))
     """Reward from which a rollout counts as a success."""
     val_batch_size: int = field(default=0, metadata=within(0))
-    """Validation tasks to use, always the same ones, evenly from all of the split; 0 for all of them."""
+    """Validation tasks to use, always the same ones, of each slice its share; 0 for all of them."""
     val_at_start: bool = True
     """Validate once before the first step, as the curve's baseline."""
 
@@ -465,7 +465,7 @@ class EvaluationConfig(Checked):
     temperatures: tuple[float, ...] = field(default=(1.0, 0.5, 0.0), metadata=within(0, 2))
     """Temperatures at which base and tuned agent are compared, each once; 0 is greedy decoding."""
     tasks: int = field(default=0, metadata=within(0))
-    """Test tasks to use, evenly from all of the split; 0 for all of them."""
+    """Test tasks to use, of each slice its share; 0 for all of them."""
     bootstrap_samples: int = field(default=10000, metadata=within(1))
     """Resamples behind each interval and each permutation p-value."""
 

@@ -15,6 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax.traverse_util import flatten_dict
 
 from searchrl_jax.config.overlays import to_json
 from searchrl_jax.config.schema import RESUMABLE_CHANGES, Experiment, mixing_weights
@@ -217,6 +218,9 @@ class _Run:
         )
         try:
             _, params = load_pretrained(path, self.mesh)
+            odd = [name for name, x in flatten_dict(params, sep="/").items() if not jnp.isfinite(x).all()]
+            if odd:
+                raise ValueError(f"{path}: expected finite weights, got others in {', '.join(odd)}; fetch it anew")
             claim(self.workdir / "base.json", {"path": path, "checksum": checksum(params)}, lambda _: refusal)
         except ValueError as error:
             raise SetupError(str(error)) from error
@@ -278,8 +282,8 @@ class _Run:
             losses.append(metrics["loss"])
             if not math.isfinite(metrics["loss"]):
                 raise SetupError(
-                    f"warm-up: expected a finite loss, got {metrics['loss']} at update {number}; begin with weights "
-                    f"that are finite, or lower warmup.learning_rate ({config.learning_rate:g})"
+                    f"warm-up: expected a finite loss, got {metrics['loss']} at update {number}; "
+                    f"lower warmup.learning_rate ({config.learning_rate:g})"
                 )
             log.append(number, {name: metrics[name] for name in ("loss", "grad_norm", "tokens")})
             # Read once: a signal that came after the decision to save would stop the run with nothing saved.

@@ -59,6 +59,12 @@ def test_pairs_outside_the_turning_share_stand_still():
     np.testing.assert_array_equal(sine[..., 2:], np.zeros((1, 2, 3)))
 
 
+def test_a_yarn_factor_below_one_leaves_the_length_as_it_is():
+    yarn = Yarn(factor=0.5, original_length=64, fast=4.0, slow=1.0)
+    cosine, sine = rotary_tables(np.array([[3]]), 32, 1e4, yarn=yarn)
+    np.testing.assert_allclose(cosine**2 + sine**2, 1.0, rtol=1e-5)
+
+
 def test_yarn_stretches_slow_pairs_by_its_factor_and_fast_ones_not_at_all():
     yarn = Yarn(factor=8.0, original_length=64, fast=4.0, slow=1.0)
     cosine, sine = rotary_tables(np.array([[1]]), 32, 1e4, yarn=yarn)

@@ -256,6 +256,12 @@ def test_numbers_may_be_strings(family, numbers):
     assert parsed == SUBMIT
 
 
+@pytest.mark.parametrize("odd", ["1e999", "NaN", "-Infinity"])
+def test_strings_of_no_finite_number_stay_strings(odd):
+    turn = f'<tool_call>{{"name": "submit", "arguments": {{"ranking": ["{odd}", "2"]}}}}</tool_call><|im_end|>'
+    assert stand_in_dialect("qwen3").parse(sampled("qwen3", turn)) == Call("submit", {"ranking": [odd, 2]})
+
+
 def test_any_json_is_written_and_read_back(dialect, name):
     call = Call("any", {"b": {"D": [1.5, None, True, [], {}], "c": 'ä\n"q" \\ {x:1}'}, "A": -3, "日本": ""})
     if name == "qwen3_6":  # of a tool that it does not know, all that it reads are strings

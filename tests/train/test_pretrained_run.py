@@ -129,14 +129,21 @@ def test_other_weights_in_the_place_of_the_base_are_refused(
         finished(of_checkpoint, tmp_path / "run", **changes)
 
 
-def test_a_base_that_is_not_finite_ends_in_the_warm_up(
-    of_checkpoint: dict[str, Any], checkpoint: Path, tmp_path: Path
+@pytest.mark.parametrize(
+    ("scale", "message"),
+    [
+        (np.nan, "expected finite weights, got others in final_norm/scale; fetch it anew"),
+        (3e38, r"warm-up: expected a finite loss, got \w+ at update 1; lower warmup.learning_rate"),
+    ],
+)
+def test_numbers_that_are_not_finite_end_a_run(
+    of_checkpoint: dict[str, Any], checkpoint: Path, tmp_path: Path, scale: float, message: str
 ) -> None:
     own = Path(shutil.copytree(checkpoint, tmp_path / "own"))
     weights = load_file(own / "model.safetensors")
-    weights["model.norm.weight"][:] = np.nan
+    weights["model.norm.weight"][:] = scale
     save_file(weights, own / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(SetupError, match="warm-up: expected a finite loss, got nan at update 1"):
+    with pytest.raises(SetupError, match=message):
         finished(of_checkpoint, tmp_path / "run", **{"model.path": str(own), "warmup.steps": 2})
     assert not (tmp_path / "run" / "base.json").exists()
 

@@ -9,7 +9,7 @@ from checkpoints import LLAMA, random_tensors, write
 from tokenizers import Tokenizer
 
 from searchrl_jax.models.hf import load_pretrained
-from searchrl_jax.models.hf.gguf_file import _rotary_halves
+from searchrl_jax.models.hf.gguf_file import _rotary_halves, read_gguf
 from searchrl_jax.models.hf.gguf_tokenizer import tokenizer_files
 
 # The first two tokens of the alphabet's own, then pieces that merges make.
@@ -32,6 +32,13 @@ def interleaved(weights, heads):
     size = len(weights) // heads
     order = [n * size + i // 2 + (i % 2) * size // 2 for n in range(heads) for i in range(size)]
     return weights[order]
+
+
+def test_a_file_that_is_none_is_named(tmp_path):
+    pytest.importorskip("gguf", reason="make pretrained installs it")
+    (tmp_path / "a.gguf").write_bytes(b"no weights")
+    with pytest.raises(ValueError, match=r"a\.gguf: expected a whole .gguf file, but .*; fetch it anew"):
+        read_gguf(tmp_path / "a.gguf")
 
 
 def test_rotary_rows_come_back_in_order():

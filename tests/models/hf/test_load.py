@@ -11,8 +11,10 @@ from jax.sharding import PartitionSpec
 from safetensors.numpy import load_file, save_file
 
 from searchrl_jax.models.hf import hub, load_pretrained
+from searchrl_jax.models.hf.outline import outline
 from searchrl_jax.models.hf.place import fill
 from searchrl_jax.parallel.mesh import make_mesh
+from searchrl_jax.text.pretrained import end_token
 
 
 @pytest.fixture
@@ -136,6 +138,46 @@ def test_nothing_is_cast(tmp_path):
 def test_what_the_decoder_does_not_compute_is_refused(tmp_path, changed, message):
     with pytest.raises(ValueError, match=message):
         load_pretrained(write(tmp_path / "other", LLAMA | changed, random_tensors(LLAMA)))
+
+
+FULL = {"rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_factor": 0.25}
+LOCAL = {"rope_type": "default", "rope_theta": 1e4}
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"model_type": "gpt_oss", "sliding_window": 0}, "expected a sliding_window of at least 1, got 0"),
+        ({"model_type": "gpt_oss", "partial_rotary_factor": 0.5}, "expected partial_rotary_factor 1.0, got 0.5"),
+        ({"model_type": "gemma4_text", "final_logit_softcapping": 0.0}, "expected final_logit_softcapping above 0"),
+        (
+            {
+                "model_type": "gemma4_text",
+                "rope_parameters": {"sliding_attention": LOCAL, "full_attention": FULL | {"factor": 8.0}},
+            },
+            "expected factor 1.0, got 8.0",
+        ),
+    ],
+)
+def test_what_other_families_ask_for_is_refused(config, message):
+    more = {"hidden_size_per_layer_input": 0, "num_kv_shared_layers": 0} if "gemma4" in config["model_type"] else {}
+    with pytest.raises(ValueError, match=message):
+        outline(more | config)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ([], "expected a JSON object, got list"),
+        ({"eos_token": {"a": 1}}, "expected eos_token"),
+        ({"eos_token": 2}, "2"),
+    ],
+)
+def test_an_end_token_is_a_string_or_an_object_with_one(settings, message):
+    assert end_token({"eos_token": {"content": "</s>"}}) == end_token({"eos_token": "</s>"}) == "</s>"
+    assert end_token({}) is None
+    with pytest.raises(ValueError, match=message):
+        end_token(settings)
 
 
 def test_folders_without_safetensors_are_refused(tmp_path, llama):
